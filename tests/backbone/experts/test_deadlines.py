@@ -1,0 +1,47 @@
+"""How long a node is waited for, and when it is left alone."""
+
+import pytest
+
+from backbone.experts.deadlines import DeadlinePolicy, NodeRecord
+
+
+def record(**bounds: float) -> NodeRecord:
+    return NodeRecord(DeadlinePolicy(**bounds))
+
+
+def test_an_unknown_node_gets_the_first_deadline_and_no_hedge() -> None:
+    node = record(first_s=3.0)
+    assert node.deadline_s(1) == 3.0
+    assert node.hedge_after_s(1) is None
+    assert node.expected_s(1) == 0.0
+
+
+def test_the_deadline_follows_the_95th_percentile_of_this_size() -> None:
+    node = record(floor_s=0.01)
+    for i in range(100):
+        node.answered(1, 0.100 if i % 50 else 0.5)
+    assert node.deadline_s(1) == pytest.approx(0.15)
+    assert node.hedge_after_s(1) == pytest.approx(0.1)
+    assert node.deadline_s(500) == node.policy.first_s  # another size is another matter
+
+
+def test_the_deadline_keeps_within_its_bounds() -> None:
+    node = record(floor_s=0.25, ceiling_s=2.0)
+    node.answered(1, 0.001)
+    assert node.deadline_s(1) == 0.25
+    for _ in range(64):
+        node.answered(1, 30.0)
+    assert node.deadline_s(1) == 2.0
+
+
+def test_a_failing_node_rests_longer_each_time_and_recovers_at_once() -> None:
+    node = record(suspend_first_s=0.5, suspend_max_s=4.0)
+    rests = []
+    for _ in range(6):
+        node.failed(now=100.0)
+        rests.append(node.suspended_until - 100.0)
+    assert rests == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+    assert not node.usable(103.9)
+    assert node.usable(104.0)
+    node.answered(1, 0.1)
+    assert node.usable(100.0)
