@@ -1,0 +1,572 @@
+"""
+Decide what a node does next: a pure state machine, mirrored line for line by `node-web/src/node.js`.
+
+| state      | means                                                    | leaves it by                     |
+|------------|----------------------------------------------------------|----------------------------------|
+| CONNECTING | no session: a connection is being opened, or waited for  | Welcomed                         |
+| GREETED    | the relay welcomed us, the kernel is still being tested  | KernelTested, KernelFault        |
+| OFFERED    | our offer is out, no slices are assigned                 | Assigned                         |
+| ASSIGNED   | slices are being fetched; calls for the held ones served | last SliceLoaded                 |
+| SERVING    | everything assigned is held                              | Assigned, Closed                 |
+| PAUSED     | the owner paused us: session and slices stay, no calls   | ResumeAsked                      |
+| ASLEEP     | the device froze us: we said Bye and keep the slices     | Woke                             |
+| DRAINING   | the owner leaves: accepted calls are finished            | last call answered, grace passed |
+| CLOSED     | final; `closed_reason` says why                          | Start                            |
+
+Events go in with the time, effects come out; a driver (`client.py`) carries them out. Nothing here touches a
+socket, a clock, a file or the kernel. The scenarios in `tests/vectors/node_machine.json` bind both machines.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from backbone.node.events import (
+    Assigned,
+    AssignedLayer,
+    Assignment,
+    Call,
+    CallComputed,
+    CallFailed,
+    CancelReceived,
+    Closed,
+    Compute,
+    Connect,
+    Disconnect,
+    DispatchReceived,
+    DrainReceived,
+    Effect,
+    Event,
+    FetchSlice,
+    FreeSlice,
+    KernelFault,
+    KernelTested,
+    LeaveAsked,
+    PauseAsked,
+    Reply,
+    ResumeAsked,
+    SendBye,
+    SendDrain,
+    SendFailure,
+    SendOffer,
+    SendPause,
+    SendReady,
+    SleepAsked,
+    SliceFailed,
+    SliceLoaded,
+    Start,
+    StopFetch,
+    TestKernel,
+    Welcomed,
+    Woke,
+)
+
+PARALLEL_FETCHES = 4
+QUEUE_CALLS = 64
+RETRY_BASE_S = 0.5
+RETRY_CAP_S = 30.0
+SETTLED_S = 5.0  # a session that lasted this long starts the next backoff from the beginning
+LEAVE_GRACE_S = 2.0  # accepted calls get this long before Bye
+GOING_AWAY = 1001  # RFC 6455 §7.4.1
+
+# Close codes after which reconnecting unchanged cannot help (PROTOCOL.md "Close codes").
+FINAL_CLOSES: Mapping[int, str] = {
+    4401: "the relay refused this identity",
+    4409: "this device joined again elsewhere (another tab or process with the same identity)",
+    4426: "the relay speaks another protocol version; update this node",
+}
+# Our own frames were at fault: the same frames will be again, so come back slowly.
+SLOW_CLOSES = frozenset({4400, 4413, 4429})
+
+
+class State(StrEnum):
+    """The states of the table above."""
+
+    CONNECTING = "CONNECTING"
+    GREETED = "GREETED"
+    OFFERED = "OFFERED"
+    ASSIGNED = "ASSIGNED"
+    SERVING = "SERVING"
+    PAUSED = "PAUSED"
+    ASLEEP = "ASLEEP"
+    DRAINING = "DRAINING"
+    CLOSED = "CLOSED"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """What the owner allows."""
+
+    memory_bytes: int
+    threads: int = 1
+    queue_calls: int = QUEUE_CALLS
+    parallel_fetches: int = PARALLEL_FETCHES
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened so far; only ever grows."""
+
+    calls: int = 0
+    rows: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    sessions: int = 0
+
+
+@dataclass(slots=True)
+class _Accepted:
+    """A call between its acceptance and its answer."""
+
+    call: Call
+    expires_at: float | None
+    cancelled: bool = False
+
+
+def backoff_s(attempt: int, jitter: float) -> float:
+    """Wait before try `attempt` (0 = first repetition): exponential, capped, the upper half random."""
+    return min(RETRY_CAP_S, RETRY_BASE_S * 2.0 ** min(attempt, 10)) * (0.5 + 0.5 * jitter)
+
+
+class NodeMachine:
+    """One node. `random()` gives numbers in [0, 1) for the jitter."""
+
+    __slots__ = (
+        "_attempt", "_connect_at", "_expert_of", "_fetching", "_leave_at", "_queue", "_random", "_ready_sent",
+        "_reconnect_after_s", "_retries", "_running", "_tickets", "_wanted", "_welcomed_at", "asleep",
+        "assignment", "closed_reason", "config", "connected", "counters", "draining", "held", "kernel",
+        "paused", "skipped",
+    )  # fmt: skip
+
+    def __init__(self, config: NodeConfig, random: Callable[[], float]) -> None:
+        self.config = config
+        self.counters = Counters()
+        self.closed_reason: str | None = "not started"
+        self.connected = False  # a session exists or is being opened
+        self.kernel: KernelTested | None = None
+        self.paused = False
+        self.asleep = False
+        self.draining = False
+        self.assignment: Assignment | None = None
+        self.held: set[str] = set()
+        self.skipped = 0  # assigned slices beyond the pledge
+        self._random = random
+        self._welcomed_at: float | None = None
+        self._connect_at: float | None = None
+        self._leave_at: float | None = None
+        self._reconnect_after_s = 0.0
+        self._attempt = 0
+        self._wanted: dict[str, FetchSlice] = {}  # in the order of fetching
+        self._fetching: set[str] = set()
+        self._retries: dict[str, tuple[int, float]] = {}  # slice -> (failures, not before)
+        self._expert_of: dict[int, AssignedLayer] = {}
+        self._ready_sent: dict[int, tuple[int, ...]] | None = None
+        self._queue: deque[_Accepted] = deque()
+        self._running: dict[int, _Accepted] = {}  # by ticket: peers and call ids begin anew with each session
+        self._tickets = 0
+
+    # --- what others may ask
+
+    @property
+    def state(self) -> State:
+        """The state of the table, derived from the facts so that it cannot contradict them."""
+        if self.closed_reason is not None:
+            return State.CLOSED
+        if self.draining:
+            return State.DRAINING
+        if self.asleep:
+            return State.ASLEEP
+        if self._welcomed_at is None:
+            return State.CONNECTING
+        if self.kernel is None:
+            return State.GREETED
+        if self.paused:
+            return State.PAUSED
+        if self.assignment is None or not self._wanted:
+            return State.OFFERED
+        return State.SERVING if all(s in self.held for s in self._wanted) else State.ASSIGNED
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The slices we shall hold, in the order of fetching."""
+        return tuple(self._wanted)
+
+    def ready(self) -> dict[int, tuple[int, ...]]:
+        """Layer -> experts that can be called now."""
+        layers = {}
+        for layer in self._expert_of.values():
+            experts = tuple(
+                sorted(e for e, s in layer.experts.items() if s in self.held and s in self._wanted)
+            )
+            if experts:
+                layers[layer.layer] = experts
+        return layers
+
+    def next_timer(self) -> float | None:
+        """When `handle_timer` wants to be called, if ever."""
+        times = [t for t in (self._connect_at, self._leave_at) if t is not None]
+        if self._welcomed_at is not None and len(self._fetching) < self.config.parallel_fetches:
+            times += [at for slice_id, (_, at) in self._retries.items() if slice_id not in self._fetching]
+        return min(times, default=None)
+
+    def handle_timer(self, now: float) -> list[Effect]:
+        """Do what is due."""
+        effects: list[Effect] = []
+        if self._leave_at is not None and now >= self._leave_at:
+            return self._bye("grace for accepted calls is over")
+        if self._connect_at is not None and now >= self._connect_at:
+            self._connect_at = None
+            effects.append(self._connect())
+        return effects + self._fetch_more(now)
+
+    def receive(self, event: Event, now: float) -> list[Effect]:
+        """Take one event in, give the effects to carry out, in order."""
+        match event:
+            case Start():
+                return self._start()
+            case LeaveAsked():
+                return self._leave(event.reason, now)
+            case _ if self.closed_reason is not None:
+                return [FreeSlice(event.slice)] if isinstance(event, SliceLoaded) else []
+            case KernelTested():
+                return self._kernel_tested(event)
+            case KernelFault():
+                return self._kernel_fault(event.reason)
+            case Welcomed():
+                return self._welcomed(now)
+            case Assigned():
+                return self._assigned(event.assignment, now)
+            case SliceLoaded():
+                return self._slice_loaded(event.slice, now)
+            case SliceFailed():
+                return self._slice_failed(event.slice, now)
+            case DispatchReceived():
+                return self._dispatch(event.call, now)
+            case CancelReceived():
+                return self._cancel((event.peer, event.call_id), now)
+            case CallComputed():
+                return self._computed(event.ticket, event.result, now)
+            case CallFailed():
+                return self._failed(event, now)
+            case PauseAsked() | ResumeAsked():
+                return self._pause(isinstance(event, PauseAsked))
+            case SleepAsked():
+                return self._sleep(event.reason)
+            case Woke():
+                return self._woke()
+            case DrainReceived():
+                self._reconnect_after_s = event.reconnect_after_s
+                return []
+            case Closed():
+                return self._closed(event, now)
+
+    # --- session
+
+    def _start(self) -> list[Effect]:
+        if self.closed_reason is None:
+            return []
+        self.closed_reason = None
+        self.draining = self.asleep = self.paused = False
+        self._attempt = 0
+        self.kernel = None
+        return [TestKernel(), self._connect()]
+
+    def _connect(self) -> Connect:
+        self.connected = True
+        return Connect(resume=self.counters.sessions > 0)
+
+    def _welcomed(self, now: float) -> list[Effect]:
+        self._welcomed_at = now
+        self.counters.sessions += 1
+        return self._offer() if self.kernel is not None else []
+
+    def _offer(self) -> list[Effect]:
+        effects: list[Effect] = [SendOffer(tuple(sorted(self.held)))]
+        return effects + [SendPause(True)] if self.paused else effects
+
+    def _kernel_tested(self, tested: KernelTested) -> list[Effect]:
+        first = self.kernel is None
+        self.kernel = tested
+        return self._offer() if first and self._welcomed_at is not None else []
+
+    def _kernel_fault(self, reason: str) -> list[Effect]:
+        self.kernel = None
+        return self._end(f"the kernel failed its known-answer test: {reason}", say=True)
+
+    def _lose_session(self) -> None:
+        """Forget what belonged to the session; slices and fetched bytes stay."""
+        self.connected = False
+        self._welcomed_at = None
+        self.assignment = None
+        self._ready_sent = None
+        self._queue.clear()
+        for accepted in self._running.values():
+            accepted.cancelled = True
+
+    def _closed(self, closed: Closed, now: float) -> list[Effect]:
+        if not self.connected:
+            return []
+        settled = self._welcomed_at is not None and now - self._welcomed_at >= SETTLED_S
+        self._lose_session()
+        if self.draining:
+            return self._end("left")
+        if closed.code in FINAL_CLOSES:
+            return self._end(FINAL_CLOSES[closed.code])
+        if settled:
+            self._attempt = 0
+        jitter = self._random()
+        wait_s = backoff_s(10 if closed.code in SLOW_CLOSES else self._attempt, jitter)
+        self._connect_at = now + max(wait_s, self._reconnect_after_s * (1.0 + jitter))
+        self._reconnect_after_s = 0.0
+        self._attempt += 1
+        return []
+
+    def _sleep(self, reason: str) -> list[Effect]:
+        effects = self._goodbye(reason)
+        self._lose_session()
+        self._connect_at = None
+        self.asleep = True
+        return effects
+
+    def _woke(self) -> list[Effect]:
+        if self.draining:
+            return []
+        effects: list[Effect] = [Disconnect(GOING_AWAY, "woke up")] if self.connected else []
+        self._lose_session()
+        self.asleep = False
+        self._connect_at = None
+        self._attempt = 0
+        self.kernel = None
+        return effects + [TestKernel(), self._connect()]
+
+    def _pause(self, paused: bool) -> list[Effect]:
+        if paused == self.paused:
+            return []
+        self.paused = paused
+        said = self._welcomed_at is not None and self.kernel is not None
+        return [SendPause(paused)] if said else []
+
+    def _leave(self, reason: str, now: float) -> list[Effect]:
+        if self.closed_reason is not None:
+            return []
+        if self._welcomed_at is None or not (self._queue or self._running):
+            return self._bye(reason)
+        self.draining = True
+        self._leave_at = now + LEAVE_GRACE_S
+        return [SendDrain(reason)]
+
+    def _goodbye(self, reason: str) -> list[Effect]:
+        """Say Bye where somebody listens, and hang up."""
+        effects: list[Effect] = []
+        if self._welcomed_at is not None:
+            effects.append(SendBye(GOING_AWAY, reason))
+        if self.connected:
+            effects.append(Disconnect(GOING_AWAY, reason))
+        return effects
+
+    def _bye(self, reason: str) -> list[Effect]:
+        effects = self._goodbye(reason)
+        return effects + self._end("left")
+
+    def _end(self, reason: str, say: bool = False) -> list[Effect]:
+        effects = self._goodbye(reason) if say else []
+        self._lose_session()
+        self._connect_at = self._leave_at = None
+        self.draining = self.asleep = False
+        effects += [StopFetch(s) for s in sorted(self._fetching)]
+        self._fetching.clear()
+        self._retries.clear()
+        self._wanted = {}
+        self._expert_of = {}
+        self.closed_reason = reason
+        return effects
+
+    # --- slices
+
+    def _assigned(self, assignment: Assignment, now: float) -> list[Effect]:
+        self.assignment = assignment
+        self._expert_of = {layer.layer: layer for layer in assignment.layers}
+        self._wanted = self._within_pledge(assignment)
+        effects = self._drop_stale_calls(assignment)
+        for slice_id in sorted(self._fetching - self._wanted.keys()):
+            self._fetching.discard(slice_id)
+            effects.append(StopFetch(slice_id))
+        for slice_id in sorted(self.held - self._wanted.keys()):
+            self.held.discard(slice_id)
+            effects.append(FreeSlice(slice_id))
+        self._retries = {s: r for s, r in self._retries.items() if s in self._wanted}
+        self._ready_sent = None
+        return effects + self._announce() + self._fetch_more(now)
+
+    def _within_pledge(self, assignment: Assignment) -> dict[str, FetchSlice]:
+        """The assigned slices in order, up to what the owner pledged; each slice counted once."""
+        wanted: dict[str, FetchSlice] = {}
+        used = 0
+        self.skipped = 0
+        for layer in assignment.layers:
+            for _, slice_id in sorted(layer.experts.items()):
+                if slice_id in wanted:
+                    continue
+                if used + layer.slice_bytes > self.config.memory_bytes:
+                    self.skipped += 1
+                    continue
+                used += layer.slice_bytes
+                wanted[slice_id] = FetchSlice(slice_id, layer.layer, layer.slice_bytes)
+        return wanted
+
+    def _fetch_more(self, now: float) -> list[Effect]:
+        if self._welcomed_at is None:
+            return []
+        effects: list[Effect] = []
+        for slice_id, fetch in self._wanted.items():
+            if len(self._fetching) >= self.config.parallel_fetches:
+                break
+            due = self._retries.get(slice_id, (0, now))[1] <= now
+            if slice_id not in self.held and slice_id not in self._fetching and due:
+                self._fetching.add(slice_id)
+                effects.append(fetch)
+        return effects
+
+    def _slice_loaded(self, slice_id: str, now: float) -> list[Effect]:
+        if slice_id not in self._fetching:
+            return [] if slice_id in self.held else [FreeSlice(slice_id)]
+        self._fetching.discard(slice_id)
+        self._retries.pop(slice_id, None)
+        self.held.add(slice_id)
+        layers = (layer.experts.values() for layer in self._expert_of.values())
+        complete = any(
+            slice_id in ids and all(s in self.held or s not in self._wanted for s in ids) for ids in layers
+        )
+        pause = not self._fetching  # nothing more for a while: only repetitions are left
+        return (self._announce() if complete or pause else []) + self._fetch_more(now)
+
+    def _slice_failed(self, slice_id: str, now: float) -> list[Effect]:
+        if slice_id not in self._fetching:
+            return []
+        self._fetching.discard(slice_id)
+        failures = self._retries.get(slice_id, (0, now))[0]
+        self._retries[slice_id] = (failures + 1, now + backoff_s(failures, self._random()))
+        return self._announce() + self._fetch_more(now)
+
+    def _announce(self) -> list[Effect]:
+        if self.assignment is None or self._welcomed_at is None:
+            return []
+        ready = self.ready()
+        if ready == self._ready_sent:
+            return []
+        self._ready_sent = ready
+        return [SendReady(self.assignment.epoch, ready)]
+
+    # --- calls
+
+    def _dispatch(self, call: Call, now: float) -> list[Effect]:
+        alive = [a.call.key for a in self._running.values() if not a.cancelled] + [
+            a.call.key for a in self._queue
+        ]
+        if call.key in alive:
+            return []  # sent twice: the answer under way serves both
+        refusal = self._refusal(call)
+        if refusal is not None:
+            return self._refuse(call, *refusal)
+        expires_at = now + call.deadline_ms / 1000.0 if call.deadline_ms else None
+        self._queue.append(_Accepted(call, expires_at))
+        return self._compute_more(now)
+
+    def _refusal(self, call: Call) -> tuple[str, str, int | None] | None:
+        """Failure code, message, expert, or None when the call is ours to answer."""
+        assignment = self.assignment
+        if assignment is None:
+            return "stale_epoch", "nothing is assigned to this node yet", None
+        if call.epoch != assignment.epoch:
+            return "stale_epoch", f"epoch {call.epoch} is not the current {assignment.epoch}", None
+        if call.peer != assignment.peer:
+            return "refused", "we are not paired with this peer", None
+        if self.paused or self.draining:
+            return "refused", "the owner paused this node" if self.paused else "this node is leaving", None
+        layer = self._expert_of.get(call.layer)
+        if call.model_tag != assignment.model_tag or layer is None:
+            return "not_held", f"layer {call.layer} of model {call.model_tag:08x} is not assigned here", None
+        if call.hidden_dim != layer.hidden_dim or call.grid != layer.grid:
+            return "bad_frame", f"hidden_dim or grid differ from those of layer {call.layer}", None
+        for expert in call.experts:
+            slice_id = layer.experts.get(expert)
+            if slice_id is None or slice_id not in self.held:
+                return "not_held", f"expert {expert} of layer {call.layer} is not held", expert
+        if len(self._queue) >= self.config.queue_calls:
+            return "overloaded", f"{len(self._queue)} calls are waiting here", None
+        return None
+
+    def _refuse(self, call: Call, code: str, message: str, expert: int | None) -> list[Effect]:
+        self.counters.failed += 1
+        return [SendFailure(call.peer, call.call_id, call.epoch, code, message, "queue", call.layer, expert)]
+
+    def _drop_stale_calls(self, assignment: Assignment) -> list[Effect]:
+        """Refuse the waiting calls of a former epoch: their slices may be gone in a moment."""
+        effects: list[Effect] = []
+        kept: deque[_Accepted] = deque()
+        for accepted in self._queue:
+            if accepted.call.epoch == assignment.epoch:
+                kept.append(accepted)
+            else:
+                effects += self._refuse(accepted.call, "stale_epoch", "the assignment changed", None)
+        self._queue = kept
+        return effects
+
+    def _compute_more(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        while self._queue and len(self._running) < self.config.threads:
+            accepted = self._queue.popleft()
+            if accepted.expires_at is not None and now > accepted.expires_at:
+                self.counters.expired += 1  # PROTOCOL.md: any hop may drop an expired frame
+                continue
+            self._tickets += 1
+            self._running[self._tickets] = accepted
+            effects.append(Compute(self._tickets, accepted.call))
+        if self.draining and not self._queue and not self._running:
+            effects += self._bye("all accepted calls are answered")
+        return effects
+
+    def _cancel(self, key: tuple[int, int], now: float) -> list[Effect]:
+        for accepted in self._queue:
+            if accepted.call.key == key:
+                self._queue.remove(accepted)
+                self.counters.cancelled += 1
+                return self._compute_more(now)
+        for accepted in self._running.values():
+            if accepted.call.key == key and not accepted.cancelled:
+                accepted.cancelled = True
+                self.counters.cancelled += 1
+        return []
+
+    def _computed(self, ticket: int, result: object, now: float) -> list[Effect]:
+        accepted = self._running.pop(ticket, None)
+        effects: list[Effect] = []
+        if accepted is not None and not accepted.cancelled:
+            self.counters.calls += 1
+            self.counters.rows += accepted.call.num_tokens
+            effects.append(Reply(accepted.call, result))
+        return effects + self._compute_more(now)
+
+    def _failed(self, event: CallFailed, now: float) -> list[Effect]:
+        accepted = self._running.pop(event.ticket, None)
+        effects: list[Effect] = []
+        if accepted is not None and not accepted.cancelled:
+            call = accepted.call
+            self.counters.failed += 1
+            effects.append(
+                SendFailure(
+                    call.peer,
+                    call.call_id,
+                    call.epoch,
+                    event.code,
+                    event.message,
+                    "compute",
+                    call.layer,
+                    None,
+                )
+            )
+        if event.code == "kernel_fault":
+            effects.append(TestKernel())  # is it the call or the kernel? a failed test ends this node
+        return effects + self._compute_more(now)
