@@ -1,0 +1,1 @@
+"""Models on disk: what a GGUF says about its routed experts, their bytes, and the demo model."""

@@ -1,0 +1,156 @@
+"""
+Say how one expert of a layer computes: y = down · act(gate · x, up · x).
+
+The JSON form travels with slices to nodes and to the page, so it changes only with the protocol version.
+Formats are ggml type ids. `unsupported()` names what this version cannot compute yet; the kernel and the
+engine refuse exactly that.
+"""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple, Self
+
+from backbone.errors import FormulaUnsupported, ModelError
+
+
+class Format(NamedTuple):
+    """How a row is cut: `block` weights stand in `block_bytes` bytes."""
+
+    name: str
+    block: int
+    block_bytes: int
+
+
+# ggml type id -> layout. A test holds this against the gguf package.
+FORMATS = {
+    0: Format("F32", 1, 4),
+    1: Format("F16", 1, 2),
+    8: Format("Q8_0", 32, 34),
+    12: Format("Q4_K", 256, 144),
+    14: Format("Q6_K", 256, 210),
+}
+
+ACTIVATIONS = ("silu", "gelu", "relu", "relu2", "swiglu_oai")
+WEIGHT_POSITIONS = ("before", "after")
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """
+    The shape and arithmetic shared by all experts of one layer.
+
+    Shapes: gate, up [expert_dim, hidden_dim]; down [hidden_dim, expert_dim]; x and y [hidden_dim].
+    """
+
+    hidden_dim: int
+    expert_dim: int
+    gate_type: int | None  # None: no gate, y = down · act(up · x)
+    up_type: int
+    down_type: int
+    activation: str = "silu"
+    alpha: float = 0.0  # swiglu_oai only
+    limit: float = 0.0  # clamp of gate and up; 0 = none
+    weight_position: str = "after"  # where the router weight multiplies: on x ("before") or on y ("after")
+    biased: bool = False
+
+    @property
+    def slice_bytes(self) -> int:
+        """Size of one expert: gate ‖ up ‖ down."""
+        return sum(self.part_bytes())
+
+    def part_bytes(self) -> tuple[int, int, int]:
+        """Sizes of gate, up and down; gate is 0 when there is none."""
+        gate = 0 if self.gate_type is None else self.expert_dim * row_bytes(self.gate_type, self.hidden_dim)
+        up = self.expert_dim * row_bytes(self.up_type, self.hidden_dim)
+        return gate, up, self.hidden_dim * row_bytes(self.down_type, self.expert_dim)
+
+    def unsupported(self) -> str | None:
+        """Name the first thing this version cannot compute, or None."""
+        types = [t for t in (self.gate_type, self.up_type, self.down_type) if t is not None]
+        for type_id in types:
+            if type_id not in FORMATS:
+                return f"weight format {type_id}"
+        if self.activation != "silu":
+            return f"activation {self.activation}"
+        if self.gate_type is None:
+            return "experts without a gate"
+        if self.limit:
+            return f"clamp at {self.limit}"
+        if self.weight_position != "after":
+            return "router weight before the experts"
+        if self.biased:
+            return "expert biases"
+        return None
+
+    def require_supported(self, layer: int | None = None) -> None:
+        """
+        Raises:
+            FormulaUnsupported: `unsupported()` names something.
+        """
+        if what := self.unsupported():
+            raise FormulaUnsupported(what, layer)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """
+        Read what `to_json` wrote; unknown keys are ignored, so that later versions may add some.
+
+        Raises:
+            ModelError: a key is missing or has the wrong type or value.
+        """
+        if not isinstance(data, dict):
+            raise ModelError(f"a formula is a JSON object, not {type(data).__name__}")
+        values = {f.name: _checked(f.name, data[f.name]) for f in fields(cls) if f.name in data}
+        try:
+            formula = cls(**values)
+        except TypeError as exc:
+            missing = [
+                n
+                for n in ("hidden_dim", "expert_dim", "gate_type", "up_type", "down_type")
+                if n not in values
+            ]
+            raise ModelError(f"formula lacks {', '.join(missing)}") from exc
+        return formula
+
+
+def row_bytes(type_id: int, num_columns: int) -> int:
+    """
+    Size of one row of weights.
+
+    Raises:
+        FormulaUnsupported: unknown format, or the row is not a whole number of its blocks.
+    """
+    layout = FORMATS.get(type_id)
+    if layout is None:
+        raise FormulaUnsupported(f"weight format {type_id}")
+    if num_columns % layout.block:
+        raise FormulaUnsupported(f"{layout.name} rows of {num_columns} columns (blocks of {layout.block})")
+    return num_columns // layout.block * layout.block_bytes
+
+
+def _checked(name: str, value: object) -> Any:
+    match name:
+        case "hidden_dim" | "expert_dim":
+            good = _is_int(value) and 0 < value <= 1 << 20  # type: ignore[operator]
+        case "gate_type":
+            good = value is None or (_is_int(value) and 0 <= value < 256)  # type: ignore[operator]
+        case "up_type" | "down_type":
+            good = _is_int(value) and 0 <= value < 256  # type: ignore[operator]
+        case "activation":
+            good = value in ACTIVATIONS
+        case "weight_position":
+            good = value in WEIGHT_POSITIONS
+        case "biased":
+            good = isinstance(value, bool)
+        case _:
+            good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
+            value = float(value) if good else value  # type: ignore[arg-type]
+    if not good:
+        raise ModelError(f"formula: {name} is {value!r}")
+    return value
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
