@@ -13,13 +13,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class AssignedLayer:
-    """What we shall hold of one layer: expert index -> slice id; `body` is the driver's."""
+    """
+    What we shall hold of one layer: expert index -> slice id.
+
+    `grids` are those the layer is calibrated for (PROTOCOL.md "Grids"); `body` is the driver's.
+    """
 
     layer: int
     experts: Mapping[int, str]
     slice_bytes: int
     hidden_dim: int
-    grid: int
+    grids: tuple[int, ...]
     body: object = field(default=None, compare=False, repr=False)
 
 
@@ -236,13 +240,6 @@ class SendPause:
 
 
 @dataclass(frozen=True, slots=True)
-class SendDrain:
-    """Say that we finish what we accepted and then leave."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class SendBye:
     """Say the last word of a session."""
 
@@ -304,6 +301,6 @@ class SendFailure:
 
 
 type Effect = (
-    TestKernel | Connect | Disconnect | SendOffer | SendReady | SendPause | SendDrain | SendBye | FetchSlice
+    TestKernel | Connect | Disconnect | SendOffer | SendReady | SendPause | SendBye | FetchSlice
     | StopFetch | FreeSlice | Compute | Reply | SendFailure
 )  # fmt: skip

@@ -47,7 +47,6 @@ from backbone.node.events import (
     Reply,
     ResumeAsked,
     SendBye,
-    SendDrain,
     SendFailure,
     SendOffer,
     SendPause,
@@ -72,12 +71,13 @@ GOING_AWAY = 1001  # RFC 6455 §7.4.1
 
 # Close codes after which reconnecting unchanged cannot help (PROTOCOL.md "Close codes").
 FINAL_CLOSES: Mapping[int, str] = {
+    4400: "the relay could not read what this node sent; one of the two needs an update",
     4401: "the relay refused this identity",
     4409: "this device joined again elsewhere (another tab or process with the same identity)",
+    4413: "this node sent a frame larger than the relay takes",
     4426: "the relay speaks another protocol version; update this node",
 }
-# Our own frames were at fault: the same frames will be again, so come back slowly.
-SLOW_CLOSES = frozenset({4400, 4413, 4429})
+OVERLOADED = 4429  # come back slowly
 
 
 class State(StrEnum):
@@ -317,7 +317,7 @@ class NodeMachine:
         if settled:
             self._attempt = 0
         jitter = self._random()
-        wait_s = backoff_s(10 if closed.code in SLOW_CLOSES else self._attempt, jitter)
+        wait_s = backoff_s(10 if closed.code == OVERLOADED else self._attempt, jitter)
         self._connect_at = now + max(wait_s, self._reconnect_after_s * (1.0 + jitter))
         self._reconnect_after_s = 0.0
         self._attempt += 1
@@ -355,7 +355,7 @@ class NodeMachine:
             return self._bye(reason)
         self.draining = True
         self._leave_at = now + LEAVE_GRACE_S
-        return [SendDrain(reason)]
+        return [] if self.paused else [SendPause(True)]  # no new calls, please
 
     def _goodbye(self, reason: str) -> list[Effect]:
         """Say Bye where somebody listens, and hang up."""
@@ -488,8 +488,8 @@ class NodeMachine:
         layer = self._expert_of.get(call.layer)
         if call.model_tag != assignment.model_tag or layer is None:
             return "not_held", f"layer {call.layer} of model {call.model_tag:08x} is not assigned here", None
-        if call.hidden_dim != layer.hidden_dim or call.grid != layer.grid:
-            return "bad_frame", f"hidden_dim or grid differ from those of layer {call.layer}", None
+        if call.hidden_dim != layer.hidden_dim or call.grid not in layer.grids:
+            return "bad_frame", f"hidden_dim or grid do not fit layer {call.layer}", None
         for expert in call.experts:
             slice_id = layer.experts.get(expert)
             if slice_id is None or slice_id not in self.held:

@@ -16,12 +16,13 @@ export const GOING_AWAY = 1001; // RFC 6455 §7.4.1
 
 /** Close codes after which reconnecting unchanged cannot help (PROTOCOL.md "Close codes"). */
 export const FINAL_CLOSES = new Map([
+  [4400, 'the relay could not read what this node sent; one of the two needs an update'],
   [4401, 'the relay refused this identity'],
   [4409, 'this device joined again elsewhere (another tab or process with the same identity)'],
+  [4413, 'this node sent a frame larger than the relay takes'],
   [4426, 'the relay speaks another protocol version; update this node'],
 ]);
-/** Our own frames were at fault: the same frames will be again, so come back slowly. */
-export const SLOW_CLOSES = new Set([4400, 4413, 4429]);
+export const OVERLOADED = 4429; // come back slowly
 
 /**
  * @typedef {'CONNECTING'|'GREETED'|'OFFERED'|'ASSIGNED'|'SERVING'|'PAUSED'|'ASLEEP'|'DRAINING'|'CLOSED'} State
@@ -31,7 +32,7 @@ export const SLOW_CLOSES = new Set([4400, 4413, 4429]);
  * @property {Record<string, string>} experts  expert index -> slice id
  * @property {number} sliceBytes
  * @property {number} hiddenDim
- * @property {number} grid
+ * @property {number[]} grids
  * @property {any} [body]  the driver's
  *
  * @typedef {{epoch: number, peer: number, modelTag: number, layers: AssignedLayer[]}} Assignment
@@ -71,7 +72,6 @@ export const SLOW_CLOSES = new Set([4400, 4413, 4429]);
  *   | {type: 'SendOffer', inventory: string[]}
  *   | {type: 'SendReady', epoch: number, experts: Record<string, number[]>}
  *   | {type: 'SendPause', paused: boolean}
- *   | {type: 'SendDrain', reason: string}
  *   | {type: 'SendBye', code: number, reason: string}
  *   | {type: 'StopFetch', slice: string}
  *   | {type: 'FreeSlice', slice: string}
@@ -280,7 +280,7 @@ export class NodeMachine {
     if (final !== undefined) return this.end(final);
     if (settled) this.attempt = 0;
     const jitter = this.random();
-    const waitS = backoffS(SLOW_CLOSES.has(code) ? 10 : this.attempt, jitter);
+    const waitS = backoffS(code === OVERLOADED ? 10 : this.attempt, jitter);
     this.connectAt = now + Math.max(waitS, this.reconnectAfterS * (1 + jitter));
     this.reconnectAfterS = 0;
     this.attempt += 1;
@@ -323,7 +323,7 @@ export class NodeMachine {
     if (this.welcomedAt === null || !(this.queue.length || this.running.size)) return this.bye(reason);
     this.draining = true;
     this.leaveAt = now + LEAVE_GRACE_S;
-    return [{ type: 'SendDrain', reason }];
+    return this.paused ? [] : [{ type: 'SendPause', paused: true }]; // no new calls, please
   }
 
   /** Say Bye where somebody listens, and hang up. @param {string} reason @returns {Effect[]} */
@@ -473,8 +473,8 @@ export class NodeMachine {
       const tag = call.modelTag.toString(16).padStart(8, '0');
       return ['not_held', `layer ${call.layer} of model ${tag} is not assigned here`, null];
     }
-    if (call.hiddenDim !== layer.hiddenDim || call.grid !== layer.grid) {
-      return ['bad_frame', `hidden_dim or grid differ from those of layer ${call.layer}`, null];
+    if (call.hiddenDim !== layer.hiddenDim || !layer.grids.includes(call.grid)) {
+      return ['bad_frame', `hidden_dim or grid do not fit layer ${call.layer}`, null];
     }
     for (let i = 0; i < call.experts.length; i++) {
       const slice = layer.experts[call.experts[i]];

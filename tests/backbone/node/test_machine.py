@@ -25,7 +25,13 @@ def from_json(value: dict[str, Any]) -> Any:
     if "assignment" in arguments:
         assignment = arguments["assignment"]
         layers = tuple(
-            events.AssignedLayer(**{**layer, "experts": {int(e): s for e, s in layer["experts"].items()}})
+            events.AssignedLayer(
+                **{
+                    **layer,
+                    "experts": {int(e): s for e, s in layer["experts"].items()},
+                    "grids": tuple(layer["grids"]),
+                }
+            )
             for layer in assignment["layers"]
         )
         arguments["assignment"] = events.Assignment(**{**assignment, "layers": layers})
@@ -83,7 +89,7 @@ def _call(call_id: int, expert: int, epoch: int, deadline_ms: int) -> events.Cal
 
 
 def _assignment(epoch: int, experts: list[int]) -> events.Assignment:
-    layer = events.AssignedLayer(0, {e: f"{e:064x}" for e in experts}, 100, 64, 0)
+    layer = events.AssignedLayer(0, {e: f"{e:064x}" for e in experts}, 100, 64, (0,))
     return events.Assignment(epoch, 9, 77, (layer,) if experts else ())
 
 
