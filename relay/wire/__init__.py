@@ -1,0 +1,1 @@
+"""The bytes everybody shares: frames, messages, tensors and session machines. Pure; see PROTOCOL.md."""

@@ -1,0 +1,36 @@
+"""Name the close codes a session may end with (RFC 6455 section 7.4.2: 4000-4999 are private use)."""
+
+from enum import IntEnum
+
+
+class CloseCode(IntEnum):
+    """Why a session ended. PROTOCOL.md, "Close codes", says who does what next."""
+
+    NORMAL = 1000
+    GOING_AWAY = 1001  # RFC 6455 section 7.4.1: a server going down, a page navigated away
+    NO_STATUS = 1005  # never sent: the transport ended without a close frame
+    PROTOCOL = 4400
+    AUTH = 4401
+    TIMEOUT = 4408
+    REPLACED = 4409
+    TOO_LARGE = 4413
+    VERSION = 4426
+    OVERLOADED = 4429
+
+
+# After these a client must not try again unchanged: the same bytes would fail the same way.
+FATAL = frozenset(
+    {CloseCode.PROTOCOL, CloseCode.AUTH, CloseCode.REPLACED, CloseCode.TOO_LARGE, CloseCode.VERSION}
+)
+
+MAX_REASON_BYTES = 123  # RFC 6455 section 5.5: a control frame carries 125 bytes, two of them the code
+
+
+def may_reconnect(code: int) -> bool:
+    """Say whether a client may reconnect after a session ended with `code`."""
+    return code not in FATAL
+
+
+def clip_reason(reason: str) -> str:
+    """Shorten `reason` to what a close frame can carry, without cutting a character in half."""
+    return reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")

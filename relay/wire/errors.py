@@ -1,0 +1,56 @@
+"""
+Say whose fault it is when bytes or calls do not fit the protocol.
+
+    WireError
+    ├── LocalProtocolError        we broke the rules: a bug here; never caught to continue
+    └── RemoteProtocolError       the peer did: close with .close_code, do not retry unchanged
+        ├── FrameTooLarge         4413
+        └── VersionMismatch       4426
+"""
+
+from typing import ClassVar
+
+from relay.wire.close import CloseCode
+
+
+class WireError(Exception):
+    """Any breach of the wire protocol."""
+
+    code: ClassVar[str] = "wire"
+
+
+class LocalProtocolError(WireError):
+    """We tried to say or encode something the protocol does not allow."""
+
+    code = "local_protocol"
+
+
+class RemoteProtocolError(WireError):
+    """The peer sent something the protocol does not allow."""
+
+    code = "remote_protocol"
+    close_code: ClassVar[CloseCode] = CloseCode.PROTOCOL
+
+
+class FrameTooLarge(RemoteProtocolError):
+    """A frame is longer than its type may be."""
+
+    code = "frame_too_large"
+    close_code = CloseCode.TOO_LARGE
+
+    def __init__(self, what: str, size_bytes: int, limit_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+        super().__init__(f"{what}: {size_bytes} bytes, at most {limit_bytes} are allowed")
+
+
+class VersionMismatch(RemoteProtocolError):
+    """The peer speaks another version of the protocol."""
+
+    code = "version_mismatch"
+    close_code = CloseCode.VERSION
+
+    def __init__(self, found: int, supported: int) -> None:
+        self.found = found
+        self.supported = supported
+        super().__init__(f"protocol version {found}, this side speaks {supported}")

@@ -1,0 +1,174 @@
+"""
+Encode and decode one frame: a 32-byte header and a payload, in one binary WebSocket message.
+
+    offset 0         2     3      4       6          8        12      16        24      28
+           "ES"      u8    u8     u16     u16        u32      u32     u64       u32     u32
+           magic     ver   type   flags   reserved   length   peer    call_id   epoch   deadline_ms
+
+Little endian throughout. See PROTOCOL.md, "Frame".
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from relay.wire.errors import FrameTooLarge, LocalProtocolError, RemoteProtocolError, VersionMismatch
+
+MAGIC = b"ES"
+VERSION = 1
+HEADER = struct.Struct("<2sBBHHIIQII")
+HEADER_BYTES = HEADER.size
+_PEER_OFFSET = 12
+
+_KIB, _MIB = 1 << 10, 1 << 20
+
+
+class FrameType(IntEnum):
+    """What a frame is. 1-15 pairing, 16-31 calls, 32-47 the session itself, 48-63 for later versions."""
+
+    HELLO = 1
+    WELCOME = 2
+    OFFER = 3
+    REGISTER = 4
+    ASSIGN = 5
+    SLICE_READY = 6
+    PEERS = 7
+    SLICE_WANTED = 8
+    DISPATCH = 16
+    PARTIAL = 17
+    CANCEL = 18
+    FAILURE = 19
+    PING = 32
+    PONG = 33
+    DRAIN = 34
+    BYE = 35
+    PAUSE = 36
+    SIGNAL = 48
+    PATH_REPORT = 49
+    RECEIPT = 50
+
+
+CALL_TYPES = frozenset({FrameType.DISPATCH, FrameType.PARTIAL, FrameType.CANCEL, FrameType.FAILURE})
+RESERVED_TYPES = frozenset({FrameType.SIGNAL, FrameType.PATH_REPORT, FrameType.RECEIPT})
+
+# Longest payload per type. What lists slices of a whole model may be long; nothing else needs to be.
+PAYLOAD_LIMITS: dict[FrameType, int] = {
+    FrameType.HELLO: 16 * _KIB,  # read before anybody is known: keep it small
+    FrameType.WELCOME: 16 * _KIB,
+    FrameType.OFFER: 16 * _MIB,
+    FrameType.REGISTER: 16 * _MIB,
+    FrameType.ASSIGN: 16 * _MIB,
+    FrameType.SLICE_READY: _MIB,
+    FrameType.PEERS: 16 * _MIB,
+    FrameType.SLICE_WANTED: _KIB,
+    FrameType.DISPATCH: 16 * _MIB,
+    FrameType.PARTIAL: 16 * _MIB,
+    FrameType.CANCEL: 0,
+    FrameType.FAILURE: 16 * _KIB,
+    FrameType.PING: _KIB,
+    FrameType.PONG: _KIB,
+    FrameType.DRAIN: 4 * _KIB,
+    FrameType.BYE: 4 * _KIB,
+    FrameType.PAUSE: _KIB,
+}
+MAX_FRAME_BYTES = HEADER_BYTES + 16 * _MIB
+
+_TYPES = {int(kind): kind for kind in FrameType}
+_U32 = 0xFFFF_FFFF
+_U64 = 0xFFFF_FFFF_FFFF_FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """
+    One frame. `peer`, `call_id`, `epoch` and `deadline_ms` belong to calls and are 0 in control frames.
+
+    `peer` is the handle of the other end beyond the relay: the receiver when sent, the sender when received.
+    `deadline_ms` is the time left for the call when its sender sent it; 0 means none.
+    """
+
+    type: FrameType
+    payload: bytes = b""
+    peer: int = 0
+    call_id: int = 0
+    epoch: int = 0
+    deadline_ms: int = 0
+
+    def encode(self) -> bytes:
+        """Return header and payload as one message; LocalProtocolError for what `decode` would refuse."""
+        length = len(self.payload)
+        limit = PAYLOAD_LIMITS.get(self.type)
+        if limit is None:
+            raise LocalProtocolError(f"{self.type.name} frames are not negotiated in version {VERSION}")
+        if length > limit:
+            raise LocalProtocolError(
+                f"{self.type.name}: payload of {length} bytes, at most {limit} are allowed"
+            )
+        fields = (self.peer, self.call_id, self.epoch, self.deadline_ms)
+        fault = _field_fault(self.type, *fields)
+        if fault is not None:
+            raise LocalProtocolError(fault)
+        bounds = (_U32, _U64, _U32, _U32)
+        if not all(0 <= value <= bound for value, bound in zip(fields, bounds, strict=True)):
+            raise LocalProtocolError(f"{self.type.name}: a header field is out of range: {fields}")
+        return HEADER.pack(MAGIC, VERSION, self.type, 0, 0, length, *fields) + self.payload
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Frame":
+        """Read one message; raises RemoteProtocolError for anything that is not exactly one frame."""
+        head = decode_header(data)
+        return cls(head.type, data[HEADER_BYTES:], head.peer, head.call_id, head.epoch, head.deadline_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The header of a frame whose payload nobody has looked at: all a forwarder needs."""
+
+    type: FrameType
+    length: int
+    peer: int
+    call_id: int
+    epoch: int
+    deadline_ms: int
+
+
+def decode_header(data: bytes) -> Header:
+    """Check and read the header of one whole message; payload: `data[HEADER_BYTES:]`, length checked."""
+    if len(data) < HEADER_BYTES:
+        raise RemoteProtocolError(f"frame of {len(data)} bytes, a header alone has {HEADER_BYTES}")
+    magic, version, number, flags, reserved, length, *fields = HEADER.unpack_from(data)
+    peer, call_id, epoch, deadline_ms = fields
+    if magic != MAGIC:
+        raise RemoteProtocolError(f"no frame: starts with {magic.hex()}, expected {MAGIC.hex()}")
+    if version != VERSION:
+        raise VersionMismatch(version, VERSION)
+    kind = _TYPES.get(number)
+    if kind is None:
+        raise RemoteProtocolError(f"unknown frame type {number}")
+    limit = PAYLOAD_LIMITS.get(kind)
+    if limit is None:
+        raise RemoteProtocolError(f"{kind.name} frames are not negotiated in version {VERSION}")
+    if flags or reserved:
+        raise RemoteProtocolError(f"{kind.name}: flags {flags:#x} and reserved {reserved:#x} must be 0")
+    if length > limit:
+        raise FrameTooLarge(kind.name, length, limit)
+    if length != len(data) - HEADER_BYTES:
+        raise RemoteProtocolError(f"{kind.name}: header says {length} bytes, {len(data) - HEADER_BYTES} came")
+    fault = _field_fault(kind, peer, call_id, epoch, deadline_ms)
+    if fault is not None:
+        raise RemoteProtocolError(fault)
+    return Header(kind, length, peer, call_id, epoch, deadline_ms)
+
+
+def readdress(data: bytes, peer: int) -> bytes:
+    """Return the same message with another `peer`: what the relay does to every call it carries. One copy."""
+    view = memoryview(data)
+    return b"".join((view[:_PEER_OFFSET], peer.to_bytes(4, "little"), view[_PEER_OFFSET + 4 :]))
+
+
+def _field_fault(kind: FrameType, peer: int, call_id: int, epoch: int, deadline_ms: int) -> str | None:
+    if kind in CALL_TYPES:
+        return None if peer and call_id else f"{kind.name}: peer {peer} and call_id {call_id} must not be 0"
+    if peer or call_id or epoch or deadline_ms:
+        return f"{kind.name}: peer, call_id, epoch and deadline_ms must be 0 in a control frame"
+    return None

@@ -1,0 +1,512 @@
+"""
+Say what frames carry, as frozen dataclasses with `to_payload` and `from_payload`.
+
+Control messages are JSON (this file); calls are binary (calls.py). `from_payload` raises RemoteProtocolError
+naming frame and key for anything that is not exactly such a message. See PROTOCOL.md, "Messages".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+from relay.wire.calls import Dispatch, Partial
+from relay.wire.fields import MAX_SAFE_INT, Fields, to_json
+from relay.wire.frames import FrameType
+from relay.wire.manifest import (
+    HASH_CHARS,
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    MAX_SLICE_BYTES,
+    JsonObject,
+    Manifest,
+    ManifestLayer,
+    read_formula,
+    read_grid,
+)
+
+__all__ = [
+    "AssignLayer",
+    "Assign",
+    "Bye",
+    "CONTROL_MESSAGES",
+    "ControlMessage",
+    "Dispatch",
+    "Drain",
+    "Failure",
+    "Hello",
+    "Manifest",
+    "ManifestLayer",
+    "Offer",
+    "Partial",
+    "Pause",
+    "PeerNode",
+    "Peers",
+    "Ping",
+    "Pong",
+    "Register",
+    "SliceReady",
+    "SliceWanted",
+    "Welcome",
+]
+
+ID_CHARS = 32  # 128 random bits, lower-case hex
+SESSION_CHARS = 32
+NAME_CHARS = 40
+MAX_INVENTORY = 200_000
+MAX_NODES = 100_000
+MAX_SECONDS = 86_400.0
+_U32 = 0xFFFF_FFFF
+
+ROLES = frozenset({"node", "backbone"})
+FAILURE_CODES = frozenset(
+    {
+        "refused",  # the peer will not do this call
+        "not_held",  # the node lacks an expert it was asked for
+        "stale_epoch",  # the call belongs to a pairing that is over
+        "kernel_fault",  # the kernel failed its known-answer test or crashed
+        "non_finite",  # NaN or infinity in x, weights or result
+        "grid_overflow",  # a weighted output left the int64 grid
+        "overloaded",  # a queue on the way was full for too long
+        "gone",  # the peer is not connected
+        "bad_frame",  # the payload was not what its type promises
+    }
+)
+FAILURE_PHASES = frozenset({"queue", "send", "compute", "return"})
+
+type Experts = Mapping[int, tuple[int, ...]]  # layer -> experts, rising
+
+
+class Json:
+    """A control message whose payload is one JSON object."""
+
+    __slots__ = ()
+    TYPE: ClassVar[FrameType]
+
+    @classmethod
+    def from_payload(cls, payload: bytes) -> Self:
+        return cls.from_fields(Fields.parse(cls.__name__, payload))
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        raise NotImplementedError
+
+    def to_json(self) -> JsonObject:
+        raise NotImplementedError
+
+    def to_payload(self) -> bytes:
+        return to_json(self.to_json())
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Json):
+    """Say who connects. `id` names the peer, `secret` proves that a reconnect is the same one."""
+
+    TYPE = FrameType.HELLO
+    role: Literal["node", "backbone"]
+    id: str
+    secret: str
+    token: str | None = None
+    agent: str = ""
+    resume: bool = False
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(
+            role="node" if fields.one_of("role", ROLES) == "node" else "backbone",
+            id=fields.hex("id", ID_CHARS),
+            secret=fields.hex("secret", ID_CHARS),
+            token=fields.text("token", 200) if fields.raw("token") is not None else None,
+            agent=fields.text("agent", 200),
+            resume=fields.boolean("resume"),
+        )
+
+    def to_json(self) -> JsonObject:
+        return {
+            "role": self.role,
+            "id": self.id,
+            "secret": self.secret,
+            "token": self.token,
+            "agent": self.agent,
+            "resume": self.resume,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(Json):
+    """Accept a Hello. `session` is the bearer token of this session's HTTP requests."""
+
+    TYPE = FrameType.WELCOME
+    session: str
+    relay: str
+    ping_interval_s: float
+    max_frame_bytes: int
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(
+            session=fields.hex("session", SESSION_CHARS),
+            relay=fields.text("relay", 200),
+            ping_interval_s=fields.number("ping_interval_s", 0.01, MAX_SECONDS),
+            max_frame_bytes=fields.integer("max_frame_bytes", 1, _U32),
+        )
+
+    def to_json(self) -> JsonObject:
+        return {
+            "session": self.session,
+            "relay": self.relay,
+            "ping_interval_s": self.ping_interval_s,
+            "max_frame_bytes": self.max_frame_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Offer(Json):
+    """Say what a node gives: memory, a kernel and its measured speed, and the slices it still holds."""
+
+    TYPE = FrameType.OFFER
+    kernel: str
+    memory_bytes: int
+    gb_per_s: float
+    battery: float | None
+    metered: bool
+    name: str
+    inventory: tuple[str, ...] = ()
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(
+            kernel=fields.text("kernel", NAME_CHARS),
+            memory_bytes=fields.integer("memory_bytes", 0, MAX_SAFE_INT),
+            gb_per_s=fields.number("gb_per_s", 0.0, 1e6),
+            battery=fields.number("battery", 0.0, 1.0) if fields.raw("battery") is not None else None,
+            metered=fields.boolean("metered"),
+            name=fields.text("name", NAME_CHARS),
+            inventory=fields.hexes("inventory", HASH_CHARS, MAX_INVENTORY),
+        )
+
+    def to_json(self) -> JsonObject:
+        return {
+            "kernel": self.kernel,
+            "memory_bytes": self.memory_bytes,
+            "gb_per_s": self.gb_per_s,
+            "battery": self.battery,
+            "metered": self.metered,
+            "name": self.name,
+            "inventory": list(self.inventory),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Register(Json):
+    """Say what a backbone serves."""
+
+    TYPE = FrameType.REGISTER
+    name: str
+    manifest: Manifest
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(
+            name=fields.text("name", NAME_CHARS),
+            manifest=Manifest.from_fields(fields.object("manifest")),
+        )
+
+    def to_json(self) -> JsonObject:
+        return {"name": self.name, "manifest": self.manifest.to_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class AssignLayer:
+    """What a node shall hold of one layer: expert index -> slice id."""
+
+    layer: int
+    formula: JsonObject
+    grid: JsonObject
+    slice_bytes: int
+    experts: Mapping[int, str]
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        formula = read_formula(fields.object("formula"))
+        experts = fields.object("experts")
+        held = {expert: experts.hex(key, HASH_CHARS) for expert, key in experts.indexed()}
+        return cls(
+            layer=fields.integer("layer", 0, 0xFFFF),
+            formula=formula,
+            grid=read_grid(fields.object("grid"), formula["hidden_dim"]),
+            slice_bytes=fields.integer("slice_bytes", 1, MAX_SLICE_BYTES),
+            experts=held,
+        )
+
+    def to_json(self) -> JsonObject:
+        return {
+            "layer": self.layer,
+            "formula": self.formula,
+            "grid": self.grid,
+            "slice_bytes": self.slice_bytes,
+            "experts": {str(expert): slice_id for expert, slice_id in self.experts.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Assign(Json):
+    """
+    Tell a node the complete set it shall hold; it replaces the former one. No layers: hold nothing.
+
+    `peer` is the backbone's handle, `epoch` the pairing calls will carry; both are 0 while unpaired.
+    """
+
+    TYPE = FrameType.ASSIGN
+    epoch: int
+    peer: int
+    model: str | None
+    layers: tuple[AssignLayer, ...]
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        layers = tuple(AssignLayer.from_fields(entry) for entry in fields.objects("layers", MAX_LAYERS))
+        if len({layer.layer for layer in layers}) != len(layers):
+            fields.fail("layers", "an array that names each layer once")
+        return cls(
+            epoch=fields.integer("epoch", 0, _U32),
+            peer=fields.integer("peer", 0, _U32),
+            model=fields.hex("model", HASH_CHARS) if fields.raw("model") is not None else None,
+            layers=layers,
+        )
+
+    def to_json(self) -> JsonObject:
+        return {
+            "epoch": self.epoch,
+            "peer": self.peer,
+            "model": self.model,
+            "layers": [layer.to_json() for layer in self.layers],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReady(Json):
+    """Say which experts of which layers can be dispatched to now: the complete set."""
+
+    TYPE = FrameType.SLICE_READY
+    epoch: int
+    experts: Experts
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(
+            epoch=fields.integer("epoch", 0, _U32),
+            experts=_read_experts(fields),
+        )
+
+    def to_json(self) -> JsonObject:
+        return {"epoch": self.epoch, "experts": _write_experts(self.experts)}
+
+
+@dataclass(frozen=True, slots=True)
+class PeerNode:
+    """One node as its backbone sees it: where to send, under which epoch, and what it holds ready."""
+
+    peer: int
+    node_id: str
+    name: str
+    kernel: str
+    gb_per_s: float
+    epoch: int
+    experts: Experts
+    path: str = "relayed"
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(
+            peer=fields.integer("peer", 1, _U32),
+            node_id=fields.hex("node_id", ID_CHARS),
+            name=fields.text("name", NAME_CHARS),
+            kernel=fields.text("kernel", NAME_CHARS),
+            gb_per_s=fields.number("gb_per_s", 0.0, 1e6),
+            epoch=fields.integer("epoch", 0, _U32),
+            experts=_read_experts(fields),
+            path=fields.text("path", NAME_CHARS),
+        )
+
+    def to_json(self) -> JsonObject:
+        return {
+            "peer": self.peer,
+            "node_id": self.node_id,
+            "name": self.name,
+            "kernel": self.kernel,
+            "gb_per_s": self.gb_per_s,
+            "epoch": self.epoch,
+            "path": self.path,
+            "experts": _write_experts(self.experts),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Peers(Json):
+    """Tell a backbone all nodes that are ready for it; it replaces the former list."""
+
+    TYPE = FrameType.PEERS
+    nodes: tuple[PeerNode, ...]
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(nodes=tuple(PeerNode.from_fields(entry) for entry in fields.objects("nodes", MAX_NODES)))
+
+    def to_json(self) -> JsonObject:
+        return {"nodes": [node.to_json() for node in self.nodes]}
+
+
+@dataclass(frozen=True, slots=True)
+class SliceWanted(Json):
+    """Ask the backbone to PUT a slice to /slices/<slice>."""
+
+    TYPE = FrameType.SLICE_WANTED
+    slice: str
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(slice=fields.hex("slice", HASH_CHARS))
+
+    def to_json(self) -> JsonObject:
+        return {"slice": self.slice}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Json):
+    """Say that one call failed, where and why. Other calls are not touched."""
+
+    TYPE = FrameType.FAILURE
+    code: str
+    message: str
+    phase: str
+    layer: int | None = None
+    expert: int | None = None
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(
+            code=fields.one_of("code", FAILURE_CODES),
+            message=fields.text("message", 500),
+            phase=fields.one_of("phase", FAILURE_PHASES),
+            layer=fields.integer("layer", 0, 0xFFFF) if fields.has("layer") else None,
+            expert=fields.integer("expert", 0, MAX_EXPERTS) if fields.has("expert") else None,
+        )
+
+    def to_json(self) -> JsonObject:
+        return {
+            "code": self.code,
+            "message": self.message,
+            "phase": self.phase,
+            "layer": self.layer,
+            "expert": self.expert,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Heartbeat(Json):
+    t: float
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(t=fields.number("t", 0.0, float(MAX_SAFE_INT)))
+
+    def to_json(self) -> JsonObject:
+        return {"t": self.t}
+
+
+class Ping(_Heartbeat):
+    """Ask for a sign of life; `t` (ms) means something to its sender only."""
+
+    __slots__ = ()
+    TYPE = FrameType.PING
+
+
+class Pong(_Heartbeat):
+    """Answer a Ping with its `t`."""
+
+    __slots__ = ()
+    TYPE = FrameType.PONG
+
+
+@dataclass(frozen=True, slots=True)
+class Pause(Json):
+    """Say that a node takes no calls for now (or takes them again); it keeps what it holds."""
+
+    TYPE = FrameType.PAUSE
+    paused: bool
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(paused=fields.boolean("paused"))
+
+    def to_json(self) -> JsonObject:
+        return {"paused": self.paused}
+
+
+@dataclass(frozen=True, slots=True)
+class Drain(Json):
+    """Say that the relay is about to stop: finish what runs, come back after `reconnect_after_s`."""
+
+    TYPE = FrameType.DRAIN
+    reason: str
+    reconnect_after_s: float
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(
+            reason=fields.text("reason", 500),
+            reconnect_after_s=fields.number("reconnect_after_s", 0.0, MAX_SECONDS),
+        )
+
+    def to_json(self) -> JsonObject:
+        return {"reason": self.reason, "reconnect_after_s": self.reconnect_after_s}
+
+
+@dataclass(frozen=True, slots=True)
+class Bye(Json):
+    """Leave on purpose. The transport closes with `code` afterwards."""
+
+    TYPE = FrameType.BYE
+    code: int
+    reason: str
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(code=fields.integer("code", 1000, 4999), reason=fields.text("reason", 500))
+
+    def to_json(self) -> JsonObject:
+        return {"code": self.code, "reason": self.reason}
+
+
+type ControlMessage = (
+    Hello | Welcome | Offer | Register | Assign | SliceReady | Peers | SliceWanted
+    | Ping | Pong | Pause | Drain | Bye
+)  # fmt: skip
+
+CONTROL_MESSAGES: dict[FrameType, Any] = {
+    message.TYPE: message
+    for message in (
+        Hello,
+        Welcome,
+        Offer,
+        Register,
+        Assign,
+        SliceReady,
+        Peers,
+        SliceWanted,
+        Ping,
+        Pong,
+        Pause,
+        Drain,
+        Bye,
+    )
+}
+
+
+def _read_experts(fields: Fields) -> Experts:
+    layers = fields.object("experts")
+    return {layer: layers.integers(key, 0, MAX_EXPERTS, MAX_EXPERTS) for layer, key in layers.indexed()}
+
+
+def _write_experts(experts: Experts) -> JsonObject:
+    return {str(layer): list(numbers) for layer, numbers in experts.items()}
