@@ -134,7 +134,7 @@ class NodeMachine:
     """One node. `random()` gives numbers in [0, 1) for the jitter."""
 
     __slots__ = (
-        "_attempt", "_connect_at", "_expert_of", "_fetching", "_leave_at", "_queue", "_random", "_ready_sent",
+        "_attempt", "_connect_at", "_layers", "_fetching", "_leave_at", "_queue", "_random", "_ready_sent",
         "_reconnect_after_s", "_retries", "_running", "_tickets", "_wanted", "_welcomed_at", "asleep",
         "assignment", "closed_reason", "config", "connected", "counters", "draining", "held", "kernel",
         "paused", "skipped",
@@ -161,7 +161,7 @@ class NodeMachine:
         self._wanted: dict[str, FetchSlice] = {}  # in the order of fetching
         self._fetching: set[str] = set()
         self._retries: dict[str, tuple[int, float]] = {}  # slice -> (failures, not before)
-        self._expert_of: dict[int, AssignedLayer] = {}
+        self._layers: dict[int, AssignedLayer] = {}
         self._ready_sent: dict[int, tuple[int, ...]] | None = None
         self._queue: deque[_Accepted] = deque()
         self._running: dict[int, _Accepted] = {}  # by ticket: peers and call ids begin anew with each session
@@ -193,10 +193,14 @@ class NodeMachine:
         """The slices we shall hold, in the order of fetching."""
         return tuple(self._wanted)
 
+    def layer(self, number: int) -> AssignedLayer:
+        """An assigned layer; KeyError when it is none."""
+        return self._layers[number]
+
     def ready(self) -> dict[int, tuple[int, ...]]:
         """Layer -> experts that can be called now."""
         layers = {}
-        for layer in self._expert_of.values():
+        for layer in self._layers.values():
             experts = tuple(
                 sorted(e for e, s in layer.experts.items() if s in self.held and s in self._wanted)
             )
@@ -379,7 +383,7 @@ class NodeMachine:
         self._fetching.clear()
         self._retries.clear()
         self._wanted = {}
-        self._expert_of = {}
+        self._layers = {}
         self.closed_reason = reason
         return effects
 
@@ -387,7 +391,7 @@ class NodeMachine:
 
     def _assigned(self, assignment: Assignment, now: float) -> list[Effect]:
         self.assignment = assignment
-        self._expert_of = {layer.layer: layer for layer in assignment.layers}
+        self._layers = {layer.layer: layer for layer in assignment.layers}
         self._wanted = self._within_pledge(assignment)
         effects = self._drop_stale_calls(assignment)
         for slice_id in sorted(self._fetching - self._wanted.keys()):
@@ -435,7 +439,7 @@ class NodeMachine:
         self._fetching.discard(slice_id)
         self._retries.pop(slice_id, None)
         self.held.add(slice_id)
-        layers = (layer.experts.values() for layer in self._expert_of.values())
+        layers = (layer.experts.values() for layer in self._layers.values())
         complete = any(
             slice_id in ids and all(s in self.held or s not in self._wanted for s in ids) for ids in layers
         )
@@ -485,7 +489,7 @@ class NodeMachine:
             return "refused", "we are not paired with this peer", None
         if self.paused or self.draining:
             return "refused", "the owner paused this node" if self.paused else "this node is leaving", None
-        layer = self._expert_of.get(call.layer)
+        layer = self._layers.get(call.layer)
         if call.model_tag != assignment.model_tag or layer is None:
             return "not_held", f"layer {call.layer} of model {call.model_tag:08x} is not assigned here", None
         if call.hidden_dim != layer.hidden_dim or call.grid not in layer.grids:

@@ -1,0 +1,165 @@
+"""`expert-node`: arguments -> ClientConfig -> run; one line on the terminal per change."""
+
+import argparse
+import asyncio
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from time import strftime
+from urllib.parse import urlsplit
+
+from backbone.experts.native import KernelFault, NativeKernel
+from backbone.node.client import ClientConfig, NodeClient, Status
+from backbone.node.machine import State
+
+REPORT_S = 10.0  # between two lines while only the numbers grow
+SETTLE_S = 0.2  # changes within this time share a line
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+def size_bytes(text: str) -> int:
+    """Read `512MB`, `2GiB`, `300M` or plain bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?)?B?", text.strip().upper())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512MB or 2GiB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def relay_url(text: str) -> str:
+    """Read the URL people open in a browser, without its fragment."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is no relay URL; write http://host:port or https://host")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def threads(text: str) -> int:
+    """Read a number of threads, at least one."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if not 1 <= number <= 1024:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads from 1 to 1024")
+    return number
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(
+        prog="expert-node", description="Hold experts of a model and compute them for a swarm."
+    )
+    p.add_argument(
+        "--relay", required=True, type=relay_url, metavar="URL", help="the relay's URL, as in a browser"
+    )
+    p.add_argument(
+        "--memory", type=size_bytes, default="512MB", metavar="SIZE", help="memory to give (512MB)"
+    )
+    p.add_argument(
+        "--name", default=socket.gethostname()[:40], help="how others see this node (the host's name)"
+    )
+    p.add_argument(
+        "--threads", type=threads, default=max(1, (os.cpu_count() or 2) - 1), help="compute threads"
+    )
+    p.add_argument("--verbose", action="store_true", help="say more")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until Ctrl-C, or until the node cannot serve; the exit status says which."""
+    args = parser().parse_args(argv)
+    level = logging.DEBUG if args.verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("httpcore").setLevel(logging.WARNING)
+    config = ClientConfig(args.relay, args.memory, args.name[:40], args.threads)
+    try:
+        kernel = NativeKernel()
+    except KernelFault as exc:
+        print(f"expert-node: {exc}", file=sys.stderr)
+        return 1
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(_serve(config, kernel))
+    return uvloop.run(_serve(config, kernel))
+
+
+async def _serve(config: ClientConfig, kernel: NativeKernel) -> int:
+    loop = asyncio.get_running_loop()
+    reporter = Reporter(config, loop)
+    client = NodeClient(config, kernel, reporter.changed)
+    reporter.status = client.status
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, client.leave, "the owner stopped this node")
+    reason = await client.run()
+    reporter.print_line()
+    print(f"expert-node: {reason}", flush=True)
+    return 0 if reason == "left" else 1
+
+
+class Reporter:
+    """Print one line when state or holdings change, and now and then while calls flow."""
+
+    def __init__(self, config: ClientConfig, loop: asyncio.AbstractEventLoop) -> None:
+        self._config = config
+        self._loop = loop
+        self._due: asyncio.TimerHandle | None = None
+        self._said: tuple[object, ...] = ()
+        self._calls_said = 0
+        self._said_at = loop.time()
+        self.status: Callable[[], Status]
+
+    def changed(self) -> None:
+        """Something may have changed; look at it when the dust has settled."""
+        if self._due is None:
+            self._due = self._loop.call_later(SETTLE_S, self._look)
+
+    def _look(self) -> None:
+        self._due = None
+        status = self.status()
+        what = (status.state, status.layers, status.experts, status.wanted, status.failed)
+        grown = status.calls != self._calls_said and self._loop.time() - self._said_at >= REPORT_S
+        if what != self._said or grown:
+            self._said = what
+            self.print_line()
+
+    def print_line(self) -> None:
+        """One line, everything in it measured."""
+        status = self.status()
+        self._calls_said, self._said_at = status.calls, self._loop.time()
+        print(f"{strftime('%H:%M:%S')} {line(self._config, status)}", flush=True)
+
+
+def line(config: ClientConfig, status: Status) -> str:
+    """Write a status as one line."""
+    parts = [f"{status.state.value.lower():<10} {config.relay_url}"]
+    if status.state is State.CONNECTING and status.reason:
+        parts.append(f"last: {status.reason}")
+    if status.gb_per_s:
+        parts.append(f"{status.kernel} {status.gb_per_s:.1f} GB/s")
+    if status.wanted or status.experts:
+        parts.append(
+            f"layers {spans(status.layers)}, {status.experts} experts, {status.held_bytes / 1e6:.0f} MB"
+        )
+    if status.calls or status.failed:
+        parts.append(f"{status.calls} calls, {status.rows} rows, {status.rows_per_s:.0f} rows/s")
+        parts.append(f"in {status.bytes_in / 1e6:.1f} MB, out {status.bytes_out / 1e6:.1f} MB")
+    if status.failed:
+        parts.append(f"{status.failed} refused")
+    return " · ".join(parts)
+
+
+def spans(numbers: tuple[int, ...]) -> str:
+    """Write 0,1,2,5 as `0-2,5`; nothing as `none`."""
+    out: list[str] = []
+    for number in numbers:
+        first, _, last = out[-1].partition("-") if out else ("", "", "")
+        if out and number == int(last or first) + 1:
+            out[-1] = f"{first}-{number}"
+        else:
+            out.append(str(number))
+    return ",".join(out) or "none"

@@ -1,0 +1,457 @@
+"""
+Run a node: the driver that carries out what `machine.py` decides.
+
+Everything happens on one event loop but computing and packing, which have threads. A reply is written in the
+loop turn in which its computation ends: the thread wakes the loop, the machine says Reply, the socket takes it.
+"""
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import monotonic
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+
+from backbone.errors import BackboneError
+from backbone.experts.native import NativeKernel
+from backbone.model.formula import Formula
+from backbone.node import events as ev
+from backbone.node.machine import NodeConfig, NodeMachine, State
+from backbone.node.socket import ABNORMAL, ClientSocket
+from backbone.node.store import FETCH_TIMEOUT_S, HeldSlice, SliceFault, fetch_slice, verify_and_pack
+from backbone.node.work import LayerWork, Refused, answer, prove_and_time
+from relay.wire import messages, session
+from relay.wire.calls import model_tag
+from relay.wire.close import clip_reason
+from relay.wire.frames import MAX_FRAME_BYTES
+from relay.wire.messages import Failure, Hello, Offer, Partial, SliceReady
+
+log = logging.getLogger(__name__)
+
+RATE_WINDOW_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who the node is: `secret` proves that a reconnect is the same one."""
+
+    id: str
+    secret: str
+
+    @classmethod
+    def new(cls) -> "Identity":
+        return cls(random.SystemRandom().randbytes(16).hex(), random.SystemRandom().randbytes(16).hex())
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """What the owner of the machine allows. `relay_url` is the http(s) URL people open."""
+
+    relay_url: str
+    memory_bytes: int
+    name: str
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What there is to tell about a node, at one moment."""
+
+    state: State
+    reason: str
+    kernel: str
+    gb_per_s: float
+    layers: tuple[int, ...]
+    experts: int
+    wanted: int
+    held_bytes: int
+    calls: int
+    rows: int
+    failed: int
+    rows_per_s: float
+    bytes_in: int
+    bytes_out: int
+
+
+class NodeClient:
+    """One headless node: `run()` until it is closed; `on_change` hears when something may have changed."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        kernel: NativeKernel,
+        on_change: Callable[[], None] = lambda: None,
+        identity: Identity | None = None,
+    ) -> None:
+        self.config = config
+        self.machine = NodeMachine(
+            NodeConfig(config.memory_bytes, threads=config.threads), random.SystemRandom().random
+        )
+        self._identity = identity or Identity.new()
+        self._kernel = kernel
+        self._on_change = on_change
+        self._compute = ThreadPoolExecutor(config.threads, thread_name_prefix="compute")
+        self._pack = ThreadPoolExecutor(1, thread_name_prefix="pack")
+        self._held: dict[str, HeldSlice] = {}
+        self._work: dict[int, LayerWork] = {}
+        self._fetches: dict[str, asyncio.Task[None]] = {}
+        self._socket: ClientSocket | None = None
+        self._session: session.NodeSession | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._closed: asyncio.Event
+        self._http: httpx.AsyncClient
+        self._last_close = ""
+        self._bytes_in = self._bytes_out = 0
+        self._recent: deque[tuple[float, int]] = deque()  # (time, rows) of the last RATE_WINDOW_S
+
+    async def run(self) -> str:
+        """Serve until the node is closed; says why it was."""
+        self._loop = asyncio.get_running_loop()
+        self._closed = asyncio.Event()
+        async with httpx.AsyncClient(
+            base_url=self.config.relay_url, timeout=FETCH_TIMEOUT_S, trust_env=False
+        ) as self._http:
+            try:
+                self._tell(ev.Start())
+                await self._closed.wait()
+                await asyncio.sleep(0)  # let the last bytes leave
+            finally:
+                self._stop()
+        return self.machine.closed_reason or ""
+
+    def leave(self, reason: str) -> None:
+        """Finish accepted calls, say Bye and end `run()`."""
+        self._tell(ev.LeaveAsked(reason))
+
+    def pause(self, paused: bool) -> None:
+        """Stop or resume taking calls."""
+        self._tell(ev.PauseAsked() if paused else ev.ResumeAsked())
+
+    def status(self) -> Status:
+        """What there is to tell now."""
+        machine, kernel = self.machine, self.machine.kernel
+        ready = machine.ready()
+        now = monotonic()
+        while self._recent and self._recent[0][0] < now - RATE_WINDOW_S:
+            self._recent.popleft()
+        socket = self._socket
+        return Status(
+            state=machine.state,
+            reason=machine.closed_reason or self._last_close,
+            kernel=self._kernel.build,
+            gb_per_s=kernel.gb_per_s if kernel else 0.0,
+            layers=tuple(sorted(ready)),
+            experts=sum(len(experts) for experts in ready.values()),
+            wanted=len(machine.wanted),
+            held_bytes=sum(held.size_bytes for held in self._held.values()),
+            calls=machine.counters.calls,
+            rows=machine.counters.rows,
+            failed=machine.counters.failed,
+            rows_per_s=sum(rows for _, rows in self._recent) / RATE_WINDOW_S,
+            bytes_in=self._bytes_in + (socket.bytes_received if socket else 0),
+            bytes_out=self._bytes_out + (socket.bytes_sent if socket else 0),
+        )
+
+    # --- the machine and its effects
+
+    def _tell(self, event: ev.Event) -> None:
+        self._carry_out(self.machine.receive(event, monotonic()))
+        self._flush()
+        self._on_change()
+        if self.machine.closed_reason is not None:
+            self._closed.set()
+
+    def _carry_out(self, effects: list[ev.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ev.Compute():
+                    self._compute_call(effect)
+                case ev.Reply(call, result):
+                    self._reply(call, result)
+                case ev.SendFailure():
+                    self._send_failure(effect)
+                case ev.FetchSlice():
+                    self._fetches[effect.slice] = asyncio.create_task(
+                        self._fetch(effect, self._work[effect.layer].formula)
+                    )
+                case ev.StopFetch(slice_id):
+                    self._fetches.pop(slice_id).cancel()
+                case ev.FreeSlice(slice_id):
+                    self._held.pop(slice_id, None)
+                case ev.TestKernel():
+                    asyncio.create_task(self._test_kernel()).add_done_callback(_log_failure)
+                case ev.Connect(resume):
+                    self._connect(resume)
+                case ev.Disconnect(code, reason):
+                    self._disconnect(code, reason)
+                case _:
+                    self._say(effect)
+
+    def _say(self, effect: ev.SendOffer | ev.SendReady | ev.SendPause | ev.SendBye) -> None:
+        """Send one control frame."""
+        if self._session is None or self._session.closed is not None:
+            return
+        match effect:
+            case ev.SendOffer(inventory):
+                assert self.machine.kernel is not None
+                self._session.send_offer(
+                    Offer(
+                        kernel=self._kernel.build,
+                        memory_bytes=self.config.memory_bytes,
+                        gb_per_s=self.machine.kernel.gb_per_s,
+                        battery=None,
+                        metered=False,
+                        name=self.config.name,
+                        inventory=inventory,
+                    )
+                )
+            case ev.SendReady(epoch, experts):
+                self._session.send_slice_ready(SliceReady(epoch, experts))
+            case ev.SendPause(paused):
+                self._session.send_pause(paused)
+            case ev.SendBye(code, reason):
+                self._session.send_bye(reason, code)
+
+    def _flush(self) -> None:
+        """Write what the session has to say, then arm the next timer."""
+        self._write()
+        times = (self.machine.next_timer(), self._session.next_timer() if self._session else None)
+        at = min((t for t in times if t is not None), default=None)
+        if at == self._timer_at:
+            return
+        self._timer_at = at
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            self._timer = self._loop.call_later(max(0.0, at - monotonic()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer_at = None
+        now = monotonic()
+        if self._session is not None:
+            self._session.handle_timer(now)
+            self._session_events()
+        self._carry_out(self.machine.handle_timer(now))
+        self._flush()
+        self._on_change()
+        if self.machine.closed_reason is not None:
+            self._closed.set()
+
+    def _stop(self) -> None:
+        """Let go of everything."""
+        for task in self._fetches.values():
+            task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._socket is not None:
+            self._socket.abort()
+        self._compute.shutdown(wait=False, cancel_futures=True)
+        self._pack.shutdown(wait=False, cancel_futures=True)
+
+    # --- session
+
+    def _connect(self, resume: bool) -> None:
+        now = monotonic()
+        talk = session.NodeSession(now)
+        parts = urlsplit(self.config.relay_url)
+        scheme = "wss" if parts.scheme == "https" else "ws"
+        url = f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}/v1/session"
+        self._session = talk
+        self._socket = ClientSocket(
+            url,
+            max_size=MAX_FRAME_BYTES,
+            on_open=lambda: self._opened(talk, resume),
+            on_message=lambda data: self._message(talk, data),
+            on_closed=lambda code, reason: self._socket_closed(talk, code, reason),
+        )
+        self._socket.open()
+
+    def _opened(self, talk: session.NodeSession, resume: bool) -> None:
+        identity = self._identity
+        talk.send_hello(
+            Hello(
+                "node", identity.id, identity.secret, agent=f"expert-node {self._kernel.build}", resume=resume
+            )
+        )
+        self._flush()
+
+    def _message(self, talk: session.NodeSession, data: bytes | str) -> None:
+        if talk is self._session:
+            talk.receive_data(data, monotonic())
+            self._session_events()
+            self._flush()
+
+    def _socket_closed(self, talk: session.NodeSession, code: int, reason: str) -> None:
+        if talk is self._session:
+            talk.receive_close(code or ABNORMAL, reason)
+            self._session_events()
+
+    def _session_events(self) -> None:
+        """Translate what the session saw into what the machine understands."""
+        for event in self._session.events() if self._session else ():
+            match event:
+                case session.DispatchReceived():
+                    self._tell(ev.DispatchReceived(_call_of(event)))
+                case session.CancelReceived(peer, call_id, _):
+                    self._tell(ev.CancelReceived(peer, call_id))
+                case session.CorruptReceived():
+                    failure = Failure("bad_frame", str(event.error)[:500], "queue")
+                    if self._session is not None and self._session.closed is None:
+                        self._session.send_failure(event.peer, event.call_id, event.epoch, failure)
+                case messages.Welcome():
+                    self._last_close = ""
+                    self._tell(ev.Welcomed())
+                case messages.Assign():
+                    self._tell(ev.Assigned(self._assignment_of(event)))
+                case messages.Drain(_, reconnect_after_s):
+                    self._tell(ev.DrainReceived(reconnect_after_s))
+                case session.Closed(code, reason, by_peer):
+                    self._last_close = f"{reason} ({code})"
+                    if not by_peer:
+                        self._flush()
+                    self._disconnect(code, reason)
+                    self._tell(ev.Closed(code, reason))
+                case _:
+                    log.debug("nothing to do for %s", type(event).__name__)
+
+    def _disconnect(self, code: int, reason: str) -> None:
+        self._flush()
+        if self._socket is not None:
+            self._bytes_in += self._socket.bytes_received
+            self._bytes_out += self._socket.bytes_sent
+            self._socket.close(
+                code if 1000 <= code < 5000 and code not in (1005, 1006) else 1000, clip_reason(reason)
+            )
+        self._socket = None
+        self._session = None
+
+    def _assignment_of(self, assign: messages.Assign) -> ev.Assignment:
+        """Keep the layers this kernel can compute; name the others in the log."""
+        self._work = {}
+        layers = []
+        for assigned in assign.layers:
+            try:
+                work = LayerWork.of(assigned)
+            except BackboneError as exc:
+                log.error("layer %d is not served: %s", assigned.layer, exc)
+                continue
+            if assigned.slice_bytes != work.formula.slice_bytes:
+                log.error(
+                    "layer %d is not served: its slices do not have the size of its formula", assigned.layer
+                )
+                continue
+            self._work[assigned.layer] = work
+            layers.append(
+                ev.AssignedLayer(
+                    assigned.layer,
+                    assigned.experts,
+                    assigned.slice_bytes,
+                    work.formula.hidden_dim,
+                    work.grids,
+                    work,
+                )
+            )
+        tag = model_tag(assign.model) if assign.model else 0
+        return ev.Assignment(assign.epoch, assign.peer, tag, tuple(layers))
+
+    # --- slices
+
+    async def _fetch(self, fetch: ev.FetchSlice, formula: Formula) -> None:
+        """Get, verify and pack one slice; the outcome goes to the machine."""
+        try:
+            data = await fetch_slice(self._http, fetch.slice, fetch.size_bytes)
+            held = await self._loop.run_in_executor(
+                self._pack, verify_and_pack, self._kernel, formula, fetch.slice, data
+            )
+        except SliceFault as exc:
+            log.warning("%s", exc)
+            self._fetches.pop(fetch.slice, None)
+            self._tell(ev.SliceFailed(fetch.slice, str(exc)))
+            return
+        self._fetches.pop(fetch.slice, None)
+        self._held[fetch.slice] = held
+        self._tell(ev.SliceLoaded(fetch.slice))
+
+    # --- kernel
+
+    async def _test_kernel(self) -> None:
+        try:
+            gb_per_s = await self._loop.run_in_executor(self._compute, prove_and_time, self._kernel)
+        except Exception as exc:  # whatever it is: a kernel that cannot pass its test must not serve
+            self._tell(ev.KernelFault(str(exc)))
+        else:
+            self._tell(ev.KernelTested(self._kernel.build, gb_per_s))
+
+    def _compute_call(self, compute: ev.Compute) -> None:
+        """Hand a call to a thread together with the slices it needs, which thereby outlive a FreeSlice."""
+        assert isinstance(compute.call.body, session.DispatchReceived)
+        dispatch = compute.call.body.dispatch
+        layer = self.machine.layer(compute.call.layer)
+        numbers = sorted(set(compute.call.experts))
+        packed = [self._held[layer.experts[expert]].packed for expert in numbers]
+        work = layer.body
+        assert isinstance(work, LayerWork)
+
+        def compute_in_thread() -> None:
+            try:
+                result: Partial | Refused = answer(self._kernel, work, dispatch, numbers, packed)
+            except Exception as exc:
+                log.exception("the kernel raised something it does not declare")
+                result = Refused("kernel_fault", f"{type(exc).__name__}: {exc}"[:500])
+            self._loop.call_soon_threadsafe(self._computed, compute.ticket, result)
+
+        self._compute.submit(compute_in_thread)
+
+    def _computed(self, ticket: int, result: Partial | Refused) -> None:
+        if isinstance(result, Refused):
+            self._tell(ev.CallFailed(ticket, result.code, result.message))
+        else:
+            self._tell(ev.CallComputed(ticket, result))
+
+    def _reply(self, call: ev.Call, result: object) -> None:
+        assert isinstance(result, Partial)
+        if self._session is not None and self._session.closed is None:
+            self._session.send_partial(call.peer, call.call_id, call.epoch, result)
+            self._write()
+        self._recent.append((monotonic(), call.num_tokens))
+
+    def _send_failure(self, effect: ev.SendFailure) -> None:
+        if self._session is not None and self._session.closed is None:
+            failure = Failure(effect.code, effect.message, effect.phase, effect.layer, effect.expert)
+            self._session.send_failure(effect.peer, effect.call_id, effect.epoch, failure)
+
+    def _write(self) -> None:
+        if self._session is not None and self._socket is not None:
+            for data in self._session.data_to_send():
+                self._socket.send(data)
+
+
+def _call_of(received: session.DispatchReceived) -> ev.Call:
+    dispatch = received.dispatch
+    return ev.Call(
+        peer=received.peer,
+        call_id=received.call_id,
+        epoch=received.epoch,
+        deadline_ms=received.deadline_ms,
+        model_tag=dispatch.model_tag,
+        layer=dispatch.layer,
+        hidden_dim=dispatch.hidden_dim,
+        grid=dispatch.grid,
+        num_tokens=dispatch.num_tokens,
+        experts=tuple(np.unique(dispatch.experts).tolist()),
+        body=received,
+    )
+
+
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("a task of the node failed", exc_info=task.exception())

@@ -1,0 +1,188 @@
+"""
+One client WebSocket whose messages are handled, and answered, in the loop turn that brought them.
+
+`websockets` has a coroutine interface too; every message there passes a queue and a task switch on its way in
+and out. A node answers a call per layer and token, so this driver stands directly on the library's sans-I/O
+protocol (https://websockets.readthedocs.io/en/stable/howto/sansio.html): no compression, no queue, Nagle off.
+"""
+
+import asyncio
+import socket as sockets
+import ssl
+from collections.abc import Callable
+
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
+from websockets.protocol import State
+from websockets.uri import parse_uri
+
+OPEN_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 2.0
+MAX_UNSENT_BYTES = 64 << 20  # replies a relay has not read; beyond this it is not reading at all
+ABNORMAL = 1006  # RFC 6455 §7.1.5
+
+
+class ClientSocket(asyncio.Protocol):
+    """
+    A WebSocket to one URL. `on_open` once, `on_message` per message, `on_closed(code, reason)` exactly once.
+
+    After `close` or `abort` the owner hears nothing more.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        max_size: int,
+        on_open: Callable[[], None],
+        on_message: Callable[[bytes | str], None],
+        on_closed: Callable[[int, str], None],
+    ) -> None:
+        self._uri = parse_uri(url)
+        self._protocol = ClientProtocol(self._uri, max_size=max_size)  # no extensions: no compression
+        self._on_open = on_open
+        self._on_message = on_message
+        self._on_closed: Callable[[int, str], None] | None = on_closed
+        self._transport: asyncio.Transport | None = None
+        self._parts: list[bytes] = []
+        self._text = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.bytes_received = 0
+        self.bytes_sent = 0
+
+    def open(self) -> None:
+        """Start connecting; success or failure come by the callbacks."""
+        self._timer = asyncio.get_running_loop().call_later(OPEN_TIMEOUT_S, self._open_timeout)
+        self._task = asyncio.create_task(self._connect())
+
+    def send(self, data: bytes) -> None:
+        """Hand one binary message to the network; nothing is written once the socket closes."""
+        if self._protocol.state is not State.OPEN:
+            return
+        self._protocol.send_binary(data)
+        self._flush()
+        if self._transport and self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self._transport.abort()
+
+    def close(self, code: int, reason: str) -> None:
+        """Say goodbye; the connection ends by itself soon after."""
+        self._on_closed = None
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_close(code, reason)
+            self._flush()
+            self._arm(CLOSE_TIMEOUT_S)
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop the connection, whatever its state."""
+        self._on_closed = None
+        if self._task is not None:
+            self._task.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self._disarm()
+
+    # --- connecting
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        context = ssl.create_default_context() if self._uri.secure else None
+        try:
+            await loop.create_connection(lambda: self, self._uri.host, self._uri.port, ssl=context)
+        except (OSError, ssl.SSLError) as exc:
+            self._ended(0, f"cannot connect: {exc}")
+
+    def _open_timeout(self) -> None:
+        self._ended(0, f"no connection within {OPEN_TIMEOUT_S:g} s")
+        self.abort()
+
+    # --- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        plain = transport.get_extra_info("socket")
+        if plain is not None and plain.family in (sockets.AF_INET, sockets.AF_INET6):
+            plain.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
+        self._protocol.send_request(self._protocol.connect())
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        self.bytes_received += len(data)
+        self._protocol.receive_data(data)
+        self._handle()
+
+    def eof_received(self) -> None:
+        self._protocol.receive_eof()
+        self._handle()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._protocol.state is not State.CLOSED:
+            self._protocol.receive_eof()
+        self._disarm()
+        code = self._protocol.close_code
+        self._ended(
+            ABNORMAL if code is None else code, self._protocol.close_reason or str(exc or "connection lost")
+        )
+
+    # --- both directions
+
+    def _handle(self) -> None:
+        for event in self._protocol.events_received():
+            if isinstance(event, Response):
+                self._opened()
+            elif isinstance(event, Frame):
+                self._frame(event)
+        self._flush()
+        if self._protocol.close_expected() and self._on_closed is not None:
+            self._arm(CLOSE_TIMEOUT_S)
+
+    def _opened(self) -> None:
+        if self._protocol.handshake_exc is not None:
+            self._ended(0, f"no WebSocket here: {self._protocol.handshake_exc}")
+            self.abort()
+            return
+        self._disarm()
+        self._on_open()
+
+    def _frame(self, frame: Frame) -> None:
+        if frame.opcode in (Opcode.TEXT, Opcode.BINARY):
+            self._parts = []
+            self._text = frame.opcode is Opcode.TEXT
+        elif frame.opcode is not Opcode.CONT:
+            return  # ping, pong and close: the protocol answers them
+        self._parts.append(bytes(frame.data))
+        if frame.fin and self._on_closed is not None:
+            data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts = []
+            self._on_message(data.decode("utf-8", "replace") if self._text else data)
+
+    def _flush(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        for data in self._protocol.data_to_send():
+            if data:
+                self.bytes_sent += len(data)
+                self._transport.write(data)
+            elif self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:
+                self._transport.close()
+
+    def _ended(self, code: int, reason: str) -> None:
+        on_closed, self._on_closed = self._on_closed, None
+        if on_closed is not None:
+            self._disarm()
+            on_closed(code, reason)
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        if self._transport is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._transport.abort)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
