@@ -1,8 +1,9 @@
 """
 Turn integer sums back into a layer's output. Pure; CONTRACT.md "Grid".
 
-Every holder answers multiples of the same power of two per row (and channel), so partials are added as integers:
-neither their order nor their grouping can change a bit, and only here, once per row, they become floats again.
+Every holder answers multiples of the same power of two per row (and channel), so partials are added as
+integers: neither their order nor their grouping can change a bit, and only here, once per row, they become
+floats again.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
 """
 How long to wait for a node, and whether to ask it at all. Pure: time is an argument.
 
-A deadline follows what this node has shown for calls of this size: 1.5 times its 95th percentile, within bounds.
-A node that failed is left alone for a while that doubles with each failure, so that a wedged node costs one
-deadline, not one per layer.
+A deadline follows what this node has shown for calls of this size: 1.5 times its 95th percentile, within
+bounds. A node that failed is left alone for a while that doubles with each failure, so that a wedged node
+costs one deadline, not one per layer.
 """
 
 from bisect import bisect_left

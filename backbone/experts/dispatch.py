@@ -1,9 +1,10 @@
 """
 Decide which node computes which expert rows of one layer call. Pure.
 
-The goal is few nodes, not even load: a layer's round lasts as long as its slowest node, x is sent once per node, and
-one node answers one partial however many experts it computed (DESIGN section 2). So: one node that holds everything
-if there is one, else a greedy cover, fastest first among equals, and the local kernel for what nobody holds.
+The goal is few nodes, not even load: a layer's round lasts as long as its slowest node, x is sent once per
+node, and one node answers one partial however many experts it computed (DESIGN section 2). So: one node that
+holds everything if there is one, else a greedy cover, fastest first among equals, and the local kernel for
+what nobody holds.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,7 +37,9 @@ class Picks:
         """Take all picks of a router's choice: `ids` and `weights` are [num_tokens, top_k]."""
         num_tokens, top_k = ids.shape
         return Picks(
-            np.full(num_tokens, top_k, np.uint16), ids.astype(np.uint16).ravel(), np.ascontiguousarray(weights).ravel()
+            np.full(num_tokens, top_k, np.uint16),
+            ids.astype(np.uint16).ravel(),
+            np.ascontiguousarray(weights).ravel(),
         )
 
     def split(self, part_of_expert: npt.NDArray[np.intp], num_parts: int) -> list["Picks"]:
@@ -85,7 +88,9 @@ def plan(
     holder_of: dict[int, str] = {}
     missing = set(needed)
     while missing and held:
-        node = max(held, key=lambda name: len(held[name] & missing))  # max() keeps the first: preference breaks ties
+        node = max(
+            held, key=lambda name: len(held[name] & missing)
+        )  # max() keeps the first: preference breaks ties
         gain = held.pop(node) & missing
         if not gain:
             break

@@ -7,9 +7,9 @@ One layer call from plan to sum: a state machine without sockets, clocks or floa
                         │     │     plan again without that node   │
                         └─ Compute on this machine ────────────────┘
 
-Every task tries each holder at most once and the local kernel last, so a round always ends. Whichever attempt of a
-task answers first counts; its siblings are cancelled and their answers are dropped by call id, so nothing is added
-twice. An answer is never partly used.
+Every task tries each holder at most once and the local kernel last, so a round always ends. Whichever attempt
+of a task answers first counts; its siblings are cancelled and their answers are dropped by call id, so
+nothing is added twice. An answer is never partly used.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -57,9 +57,6 @@ class Attempt:
     phase: str
     reason: str
 
-    def __str__(self) -> str:
-        return f"{self.node} ({self.phase}): {self.reason}"
-
 
 type Action = Send | Compute | CancelCall
 
@@ -86,13 +83,22 @@ class Round:
     """
     Drive the picks of one layer call until their sum is known.
 
-    `sums` is [num_tokens, hidden_dim] int64 on the call's grid, complete once `finished`; `error` says why a round
-    failed. `attempts` lists what went wrong on the way, also when it ended well.
+    `sums` is [num_tokens, hidden_dim] int64 on the call's grid, complete once `finished` and not `failed`.
+    `attempts` lists what went wrong on the way, also when it ended well.
     """
 
     __slots__ = (
-        "_call_ids", "_holders", "_preference", "_tasks", "_task_of_call", "_timing", "attempts", "error", "sums",
-    )  # fmt: skip
+        "_call_ids",
+        "_holders",
+        "_preference",
+        "_task_of_call",
+        "_tasks",
+        "_timing",
+        "attempts",
+        "failed",
+        "hedges",
+        "sums",
+    )
 
     def __init__(
         self,
@@ -111,12 +117,13 @@ class Round:
         self._task_of_call: dict[int, _Task] = {}
         self.sums: Sums = np.zeros(shape, np.int64)
         self.attempts: list[Attempt] = []
-        self.error: str | None = None
+        self.hedges = 0
+        self.failed = False
 
     @property
     def finished(self) -> bool:
         """True when nothing is awaited any more, whether it ended well or not."""
-        return self.error is not None or all(task.done for task in self._tasks)
+        return self.failed or all(task.done for task in self._tasks)
 
     def start(self, picks: Picks, now: float) -> list[Action]:
         """Plan the picks; give the sends first, so that the network works while this machine computes."""
@@ -139,7 +146,7 @@ class Round:
         task.deadlines.pop(call_id, None)
         self.attempts.append(Attempt(node or "local kernel", phase, reason))
         if node is LOCAL and not task.live:
-            self.error = "; ".join(str(attempt) for attempt in self.attempts)
+            self.failed = True
             return [action for open_task in self._tasks for action in self._close(open_task, winner=None)]
         if task.live:
             return []
@@ -199,6 +206,7 @@ class Round:
 
     def _hedge(self, task: _Task, now: float) -> list[Action]:
         task.hedge_at = None  # one hedge per task
+        self.hedges += 1
         replicas = (
             node
             for node in self._preference

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relay.wire.errors import LocalProtocolError, RemoteProtocolError
-from relay.wire.frames import PAYLOAD_LIMITS, FrameType
+from relay.wire.frames import HEADER_BYTES, PAYLOAD_LIMITS, FrameType
 from relay.wire.tensors import (
     Buffer,
     Float32Array,
@@ -177,6 +177,12 @@ class Partial:
     @property
     def num_tokens(self) -> int:
         return len(self.widths)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Size of the whole frame, header included."""
+        at_padding = _PARTIAL.size + len(self.widths)
+        return HEADER_BYTES + at_padding + -at_padding % 8 + len(self.data)
 
     @classmethod
     def from_sums(cls, layer: int, sums: Int64Array, grid: Grid, compute_us: int) -> Self:

@@ -1,0 +1,46 @@
+# The words of this project; CI says the same ones. `make demo` and `make test` set up what is missing.
+VENV ?= .venv
+PY = $(VENV)/bin/python
+JSON ?=
+JSON_FLAG = $(if $(JSON),--json $(JSON),)
+
+.PHONY: help setup demo check test test-js e2e bench bench-kernel bench-relay bench-wire bench-floor clean
+
+help:            ## show this list
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+setup:           ## make $(VENV) ready and compile kernel and device
+	@tools/setup.sh $(VENV)
+
+demo: setup      ## one real answer from a real swarm (ONCE=1 exits after the check)
+	@$(PY) -m backbone.demo $(if $(ONCE),--once,) $(if $(NO_TAB),--no-tab,) $(DEMO_FLAGS)
+
+check: setup     ## format, lint, types
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	tools/check-js.sh $(VENV)
+
+test: setup      ## all tests that need no network and no browser
+	$(PY) -m pytest
+	tools/test-js.sh $(VENV)
+
+e2e: setup       ## real parts together: llama.cpp, relay, nodes, Chromium
+	$(PY) -m pytest e2e
+
+bench: bench-wire bench-floor bench-relay bench-kernel  ## every table
+
+bench-kernel: setup
+	$(PY) bench/bench_kernel.py $(JSON_FLAG)
+
+bench-relay: setup
+	$(PY) bench/bench_relay.py $(JSON_FLAG)
+
+bench-wire: setup
+	$(PY) bench/bench_wire.py $(JSON_FLAG)
+
+bench-floor: setup
+	$(PY) bench/bench_floor.py $(JSON_FLAG)
+
+clean:           ## remove what was built
+	rm -rf relay/_built backbone/_built dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,41 @@
+"""
+Every setting of the backbone: unit, default, environment variable, one line of help.
+
+Read once in cli.py and passed down; no other module looks at the environment. A setting's environment variable is
+`BACKBONE_` and its name in capitals.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from backbone.experts.deadlines import DeadlinePolicy
+from relay.wire.tensors import Grid
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """
+    model: the GGUF. relay, relay_token: whom to join; without a relay all experts are computed here.
+    host, port: the public port (0: any free one). api_keys: who may ask; empty: everybody who reaches the port.
+    context: tokens per slot. parallel: slots. threads: 0 = all cores. speculate: None or "ngram".
+    grid: how exact partials travel, see CONTRACT.md "Grid". hedge: ask a second holder when the first is late.
+    local_cache_bytes: packed experts kept in memory for what no node holds. call_timeout_s: longest layer call.
+    """
+
+    model: Path
+    cache_dir: Path
+    name: str = "backbone"
+    relay: str | None = None
+    relay_token: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_keys: tuple[str, ...] = ()
+    context: int = 4096
+    parallel: int = 1
+    threads: int = 0
+    speculate: str | None = None
+    grid: Grid = Grid.X32
+    hedge: bool = False
+    local_cache_bytes: int = 1 << 30
+    call_timeout_s: float = 120.0
+    deadlines: DeadlinePolicy = field(default_factory=DeadlinePolicy)

@@ -1,0 +1,130 @@
+"""
+The local holder: any expert of the model, computed here from the GGUF on disk. The driver around the native kernel.
+
+It is what a node's failure costs at worst, so it is always ready: packed experts are kept while they fit the cache
+and packed again from the file when they do not.
+"""
+
+import asyncio
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+
+from backbone.engine.link import LayerCall
+from backbone.experts.dispatch import Picks
+from backbone.experts.native import NativeKernel, PackedExpert
+from backbone.model.gguf import Model
+from relay.wire.tensors import Grid, XEncoding, encode_x
+
+SPLIT_PICKS = 16  # from so many picks on, the threads pay for their hand-over
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalRows:
+    """The rows of one layer call, encoded as they travel, and the grid their sums are on."""
+
+    x: bytes
+    encoding: XEncoding
+    row_exponents: npt.NDArray[np.int16]
+    grid: Grid
+    layer_exponents: int | npt.NDArray[np.int32]
+
+    def take(self, rows: npt.NDArray[np.intp]) -> "LocalRows":
+        """Give some of the rows; every encoding keeps a row's bytes together."""
+        x = np.frombuffer(self.x, np.uint8).reshape(len(self.row_exponents), -1)[rows].tobytes()
+        return LocalRows(x, self.encoding, self.row_exponents[rows], self.grid, self.layer_exponents)
+
+
+class LocalExperts:
+    """
+    Compute picks on this machine's cores.
+
+    cache_bytes bounds the packed experts kept in memory (one that is in use may exceed it for a moment).
+    """
+
+    def __init__(self, model: Model, kernel: NativeKernel, cache_bytes: int, threads: int) -> None:
+        self.build = kernel.build
+        self._model = model
+        self._kernel = kernel
+        self._cache_bytes = cache_bytes
+        self._threads = max(1, threads)
+        self._pool = ThreadPoolExecutor(self._threads, "expert")
+        self._lock = Lock()
+        # The three below: under _lock.
+        self._packed: OrderedDict[tuple[int, int], PackedExpert] = OrderedDict()
+        self._packed_bytes = 0
+
+    async def compute(self, layer: int, rows: LocalRows, picks: Picks) -> npt.NDArray[np.int64]:
+        """
+        Give the integer sums of these picks, [num_tokens, hidden_dim].
+
+        Raises:
+            KernelError: the kernel refused (non-finite values, grid overflow); names what.
+        """
+        loop = asyncio.get_running_loop()
+        experts = sorted(set(picks.experts.tolist()))
+        if self._threads == 1 or len(picks.experts) < SPLIT_PICKS or len(experts) < 2:
+            return await loop.run_in_executor(self._pool, self._answer, layer, rows, picks)
+        thread_of_expert = np.zeros(experts[-1] + 1, np.intp)
+        thread_of_expert[experts] = np.arange(len(experts)) % self._threads
+        parts = picks.split(thread_of_expert, min(self._threads, len(experts)))
+        jobs = [loop.run_in_executor(self._pool, self._answer, layer, rows, part) for part in parts]
+        sums = await asyncio.gather(*jobs)
+        return np.add.reduce(sums)
+
+    def outputs(self, layer: int, encoding: XEncoding, call: LayerCall) -> npt.NDArray[np.float32]:
+        """Give the weighted sums as floats, [num_tokens, hidden_dim], before there is a grid: for measuring one."""
+        used, pick_expert = np.unique(call.ids, return_inverse=True)
+        num_tokens, top_k = call.ids.shape
+        outputs = self._kernel.outputs(
+            self._model.layers[layer].formula,
+            encode_x(call.x, encoding),
+            int(encoding),
+            num_tokens,
+            np.full(num_tokens, top_k, np.uint16),
+            [self.expert(layer, expert) for expert in used.tolist()],
+            pick_expert.ravel().astype(np.uint16),
+            call.weights.ravel(),
+        )
+        return outputs.reshape(num_tokens, top_k, -1).sum(axis=1)
+
+    def close(self) -> None:
+        """Let running work end and free the threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def expert(self, layer: int, expert: int) -> PackedExpert:
+        """Give one packed expert, from the cache or from the file; called from any thread."""
+        key = (layer, expert)
+        with self._lock:
+            if (packed := self._packed.get(key)) is not None:
+                self._packed.move_to_end(key)
+                return packed
+        packed = self._kernel.pack(self._model.layers[layer].formula, self._model.slice_bytes(layer, expert))
+        with self._lock:
+            if key not in self._packed:  # another thread may have been first
+                self._packed[key] = packed
+                self._packed_bytes += packed.size_bytes
+            while self._packed_bytes > self._cache_bytes and len(self._packed) > 1:
+                _, dropped = self._packed.popitem(last=False)
+                self._packed_bytes -= dropped.size_bytes
+        return packed
+
+    def _answer(self, layer: int, rows: LocalRows, picks: Picks) -> npt.NDArray[np.int64]:
+        used, pick_expert = np.unique(picks.experts, return_inverse=True)
+        return self._kernel.answer(
+            self._model.layers[layer].formula,
+            rows.x,
+            int(rows.encoding),
+            len(rows.row_exponents),
+            rows.row_exponents,
+            int(rows.grid),
+            rows.layer_exponents,
+            picks.counts,
+            [self.expert(layer, expert) for expert in used.tolist()],
+            pick_expert.astype(np.uint16),
+            picks.weights,
+        )

@@ -1,0 +1,1 @@
+"""Ways to a node: the relay now, direct paths later, behind one interface."""

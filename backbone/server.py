@@ -1,0 +1,298 @@
+"""
+One backbone, wired: model, engine, dispatcher, lane to the relay, gateway. The one place that chooses classes.
+
+Order of start: the model is read and hashed, the kernel proves itself, the engine loads with all experts local, the
+grid is measured if this model was never seen, and only then does the relay hear of us and the public port open.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from time import monotonic
+from typing import Any, Self
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import uvicorn
+
+from backbone.config import Config
+from backbone.engine.link import LayerCall
+from backbone.engine.supervisor import Engine, EngineConfig
+from backbone.errors import BackboneError, ModelError
+from backbone.experts.client import Dispatcher, DispatchPolicy, LayerPlan
+from backbone.experts.local import LocalExperts
+from backbone.experts.native import NativeKernel
+from backbone.experts.nodes import Node
+from backbone.gateway.app import Door, create_gateway
+from backbone.lanes.relayed import LaneHandlers, RelayedLane
+from backbone.metrics import tally_registry
+from backbone.model.calibrate import TEXTS, GridMeter
+from backbone.model.formula import FORMATS, Formula
+from backbone.model.gguf import Model, open_model
+from backbone.model.grids import load_grids, save_grids
+from backbone.model.slices import LayerGrid, Manifest, build_manifest, slice_hashes
+from relay.wire.calls import model_tag
+from relay.wire.fields import Fields
+from relay.wire.manifest import Manifest as WireManifest
+from relay.wire.messages import Hello, Peers, Register
+from relay.wire.tensors import Grid, XEncoding, row_exponents
+
+log = logging.getLogger(__name__)
+
+AGENT = "expertswarm-backbone/0.1"
+CALIBRATION_TIMEOUT_S = 600.0
+GRACE_S = 2  # streams still open at the end get so long
+ENCODING_OF_BLOCK = {1: XEncoding.F32, 32: XEncoding.Q8A32, 256: XEncoding.Q8A256}
+
+
+def x_encoding(formula: Formula) -> XEncoding:
+    """Choose how x travels: as the ints the kernel would make of it, or as it is when gate and up differ."""
+    blocks = {FORMATS[t].block for t in (formula.gate_type, formula.up_type) if t is not None}
+    return ENCODING_OF_BLOCK[blocks.pop()] if len(blocks) == 1 else XEncoding.F32
+
+
+def layer_plans(model: Model, grids: dict[int, LayerGrid], grid: Grid) -> dict[int, LayerPlan]:
+    """Fix what the dispatcher needs of each layer."""
+    plans = {}
+    for layer, moe in model.layers.items():
+        measured = grids[layer]
+        if grid is Grid.X16 and measured.x16 is None:
+            raise ModelError(f"layer {layer} has no x16 grid: it was never measured")
+        exponents = measured.x32 if grid is Grid.X32 else np.array(measured.x16, np.int32)
+        plans[layer] = LayerPlan(layer, moe.formula, x_encoding(moe.formula), exponents)
+    return plans
+
+
+class Backbone:
+    """
+    An async context manager: entered, it serves. `url` is the public address, `dispatcher` its memory of the swarm.
+
+    Raises on entry:
+        ModelError, EngineError: say what is wrong with the model, or why llama.cpp would not start.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.model: Model
+        self.manifest: Manifest
+        self.engine: Engine
+        self.dispatcher: Dispatcher
+        self.lane: RelayedLane | None = None
+        self.url = ""
+        self._answer: Callable[[LayerCall], Awaitable[npt.NDArray[np.float32]]]
+        self._slice_place: dict[str, tuple[int, int]] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        config = self.config
+        self.model = await asyncio.to_thread(open_model, config.model)
+        hashes = await asyncio.to_thread(slice_hashes, self.model, config.cache_dir)
+        kernel = NativeKernel()
+        kernel.known_answer_test()
+        threads = config.threads or os.cpu_count() or 1
+        local = LocalExperts(self.model, kernel, config.local_cache_bytes, threads)
+        self._stack.callback(local.close)
+        self.engine = Engine(
+            EngineConfig(
+                model_path=self.model.path,
+                n_ctx=config.context * config.parallel,
+                n_parallel=config.parallel,
+                n_threads=threads,
+                speculate=config.speculate,
+                call_timeout_s=config.call_timeout_s,
+            ),
+            lambda call: self._answer(call),
+        )
+        self._answer = self._not_ready
+        await self._stack.enter_async_context(self.engine)
+        grids = load_grids(config.cache_dir, hashes)
+        if grids is None:
+            grids = await self._calibrate(kernel, local)
+            save_grids(config.cache_dir, hashes, grids)
+        self.manifest = build_manifest(self.model, hashes, grids)
+        for layer, ids in hashes.items():
+            self._slice_place.update((slice_id, (layer, expert)) for expert, slice_id in enumerate(ids))
+        self.dispatcher = Dispatcher(
+            layer_plans(self.model, grids, config.grid),
+            config.grid,
+            local,
+            DispatchPolicy(config.deadlines, config.hedge, local_only=config.relay is None),
+            model_tag(self.manifest.model),
+        )
+        self._answer = self.dispatcher.call
+        if config.relay is not None:
+            await self._join(config.relay)
+        await self._open_door()
+
+    async def _not_ready(self, call: LayerCall) -> npt.NDArray[np.float32]:
+        raise ModelError("the backbone is still starting")
+
+    async def _calibrate(self, kernel: NativeKernel, local: LocalExperts) -> dict[int, LayerGrid]:
+        """Run a few texts through the engine with exact local experts and note how large their outputs are."""
+        meter = GridMeter()
+
+        async def answer(call: LayerCall) -> npt.NDArray[np.float32]:
+            outputs = await asyncio.to_thread(local.outputs, call.layer, x_encoding_of[call.layer], call)
+            meter.note(call.layer, row_exponents(call.x), outputs)
+            return outputs
+
+        x_encoding_of = {layer: x_encoding(moe.formula) for layer, moe in self.model.layers.items()}
+        self._answer = answer
+        log.info("measuring the grid of %s (once per model)", self.model.name)
+        async with httpx.AsyncClient(timeout=CALIBRATION_TIMEOUT_S, trust_env=False) as client:
+            for text in TEXTS:
+                body = {"prompt": text, "n_predict": 1, "temperature": 0.0, "cache_prompt": False}
+                reply = await client.post(f"{self.engine.url}/completion", json=body)
+                if reply.status_code != 200:
+                    raise ModelError(f"the grid could not be measured: {reply.text[:300]}")
+        self._answer = self._not_ready
+        return meter.exponents()
+
+    async def _join(self, relay_url: str) -> None:
+        manifest = WireManifest.from_fields(Fields("Manifest", self.manifest.to_json()))
+        hello = Hello(
+            "backbone", secrets.token_hex(16), secrets.token_hex(16), self.config.relay_token, AGENT
+        )
+        handlers = LaneHandlers(
+            self._peers_changed, self.dispatcher.answer_received, self._lane_lost, self._slice_bytes
+        )
+        self.lane = RelayedLane(relay_url, hello, Register(self.config.name, manifest), handlers)
+        self.dispatcher.lane = self.lane
+        task = asyncio.create_task(self.lane.run())
+
+        async def stop() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        self._stack.push_async_callback(stop)
+
+    def _peers_changed(self, peers: Peers) -> None:
+        self.dispatcher.nodes_changed(
+            [
+                Node(
+                    node_id=peer.node_id,
+                    peer=peer.peer,
+                    epoch=peer.epoch,
+                    name=peer.name,
+                    kernel=peer.kernel,
+                    gb_per_s=peer.gb_per_s,
+                    path=peer.path,
+                    experts={layer: frozenset(experts) for layer, experts in peer.experts.items()},
+                )
+                for peer in peers.nodes
+            ]
+        )
+
+    def _lane_lost(self, why: str) -> None:
+        self.dispatcher.lane_lost()
+
+    def _slice_bytes(self, slice_id: str) -> bytes | None:
+        place = self._slice_place.get(slice_id)
+        return None if place is None else self.model.slice_bytes(*place)
+
+    async def _open_door(self) -> None:
+        door = Door(
+            engine_url=lambda: self.engine.url,
+            why_down=lambda: self.engine.why_down,
+            last_failure=lambda: self.dispatcher.last_failure,
+            status=self.status,
+            metrics=tally_registry(
+                self.dispatcher.tally,
+                lambda: self.lane is not None and self.lane.connected,
+                self.engine.rss_bytes,
+            ),
+        )
+        try:
+            listener = socket.create_server((self.config.host, self.config.port), backlog=1024)
+        except OSError as exc:
+            raise BackboneError(
+                f"cannot listen on {self.config.host}:{self.config.port}: {exc.strerror}"
+            ) from exc
+        app = create_gateway(door, self.config.api_keys)
+        server = _QuietServer(
+            uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S)
+        )
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+
+        async def stop() -> None:
+            server.should_exit = True
+            await asyncio.gather(task, return_exceptions=True)
+
+        self._stack.push_async_callback(stop)
+        self.url = f"http://{self.config.host}:{listener.getsockname()[1]}"
+
+    def status(self) -> dict[str, Any]:
+        """Say how things are, for people and scripts."""
+        dispatcher, now = self.dispatcher, monotonic()
+        nodes = dispatcher.nodes
+        return {
+            "model": {
+                "name": self.model.name,
+                "hash": self.manifest.model,
+                "expert_bytes": self.model.expert_bytes,
+            },
+            "engine": {"url": self.engine.url, "resident_bytes": self.engine.rss_bytes()},
+            "relay": None
+            if self.lane is None
+            else {
+                "url": self.lane.relay_url,
+                "connected": self.lane.connected,
+                "why_down": None if self.lane.connected else self.lane.why_down,
+            },
+            "coverage": {
+                str(layer): round(nodes.coverage(layer, self.model.num_experts), 3)
+                for layer in self.model.layers
+            },
+            "nodes": [
+                {
+                    "id": node.node_id,
+                    "name": node.name,
+                    "kernel": node.kernel,
+                    "path": node.path,
+                    "layers": len(node.experts),
+                    "usable": dispatcher.usable(node.node_id, now),
+                }
+                for node in nodes.by_id.values()
+            ],
+            "work": [
+                {
+                    "name": work.name,
+                    "kernel": work.kernel,
+                    "path": work.path,
+                    "layers": work.layers(),
+                    "expert_rows": sum(work.rows.values()),
+                    "calls": work.calls,
+                    "bytes_out": work.bytes_out,
+                    "bytes_in": work.bytes_in,
+                    "round_trip_ms_p50": round(work.round_trip_ms(0.5), 3),
+                    "round_trip_ms_p95": round(work.round_trip_ms(0.95), 3),
+                    "failures": work.failures,
+                }
+                for work in dispatcher.tally.work.values()
+            ],
+            "last_failure": dispatcher.last_failure,
+        }
+
+
+class _QuietServer(uvicorn.Server):
+    """Signals belong to the program that runs us, not to one of its servers."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
