@@ -1,28 +1,26 @@
 """
 The lane through the relay: one WebSocket that carries control and every call to nodes behind NATs.
 
-The driver around `BackboneSession`. Calls are written from the dispatcher's own stack frame (picows sends without
-a task switch) and answers are handed to it from the socket's callback, since each turn of the event loop would be
-paid once per layer and token. When the connection ends, `on_lost` is told at once and a new one is tried for ever,
-with pauses that grow and vary.
+The driver around `BackboneSession`. Calls are written from the dispatcher's own stack frame and answers are handed to
+it from the socket's callback, since each turn of the event loop would be paid once per layer and token. When the
+connection ends, `on_lost` is told at once and a new one is tried for ever, with pauses that grow and vary.
 """
 
 import asyncio
 import logging
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
-from picows import WSError, WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
 from backbone.lanes.lane import LaneClosed
 from backbone.node.machine import backoff_s
+from backbone.node.socket import ClientSocket
 from relay.wire.close import may_reconnect
-from relay.wire.frames import HEADER_BYTES, MAX_FRAME_BYTES
+from relay.wire.frames import MAX_FRAME_BYTES
 from relay.wire.messages import Dispatch, Drain, Hello, Peers, Register, SliceWanted, Welcome
 from relay.wire.session import (
     BackboneSession,
@@ -35,12 +33,11 @@ from relay.wire.session import (
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 10.0
 UPLOAD_TIMEOUT_S = 120.0
 UPLOADS_AT_ONCE = (
     2  # slices are bulk on connections of their own; two keep a link busy without starving calls
 )
-WRITE_BUFFER_BYTES = 32 << 20  # two of the largest frames: a prompt's rows for several nodes at once
+FULL_BYTES = 32 << 20  # two of the largest frames: a prompt's rows for several nodes at once
 FATAL_PAUSE_S = 30.0  # after a refusal that will not go away by itself (token, version): look again, slowly
 
 type Answer = PartialReceived | FailureReceived | CorruptReceived
@@ -92,7 +89,8 @@ class RelayedLane:
         self._register = register
         self._handlers = handlers
         self._session: BackboneSession | None = None
-        self._socket: _Socket | None = None
+        self._socket: ClientSocket | None = None
+        self._closed: asyncio.Future[Closed]
         self._timer: asyncio.TimerHandle | None = None
         self._uploads: set[asyncio.Task[None]] = set()
         self._upload_slots = asyncio.Semaphore(UPLOADS_AT_ONCE)
@@ -106,27 +104,23 @@ class RelayedLane:
     def send_dispatch(self, peer: int, call_id: int, epoch: int, deadline_ms: int, dispatch: Dispatch) -> int:
         session, socket = self._ready()
         session.send_dispatch(peer, call_id, epoch, deadline_ms, dispatch)
-        return sum(socket.write(data) for data in session.data_to_send())
+        return self._write(session, socket)
 
     def send_cancel(self, peer: int, call_id: int, epoch: int) -> None:
         session, socket = self._ready()
         session.send_cancel(peer, call_id, epoch)
-        for data in session.data_to_send():
-            socket.write(data)
+        self._write(session, socket)
 
     async def run(self) -> None:
         """Keep the lane up until cancelled; says Bye then."""
         attempt = 0
         try:
             while True:
-                try:
-                    welcomed, closed = await self._one_session()
-                    attempt = 0 if welcomed else attempt + 1
-                    fatal = not may_reconnect(closed.code)
-                    self.why_down = f"the relay ended the session: {closed.reason or closed.code}"
-                except (OSError, WSError, TimeoutError) as exc:
-                    attempt, fatal = attempt + 1, False
-                    self.why_down = f"cannot reach {self.relay_url}: {exc or type(exc).__name__}"
+                welcomed, closed = await self._one_session()
+                attempt = 0 if welcomed else attempt + 1
+                fatal = not may_reconnect(closed.code)
+                self.why_down = f"no session with {self.relay_url}: {closed.reason or closed.code}"
+                self._handlers.on_lost(self.why_down)
                 wait_s = FATAL_PAUSE_S if fatal else max(backoff_s(attempt, random.random()), self._pause_s)
                 self._pause_s = 0.0
                 log.log(
@@ -142,46 +136,45 @@ class RelayedLane:
             await asyncio.gather(*self._uploads, return_exceptions=True)
 
     async def _one_session(self) -> tuple[bool, Closed]:
-        socket = _Socket(self._message)
-        await ws_connect(
-            lambda: socket,
-            self._session_url,
-            websocket_handshake_timeout=CONNECT_TIMEOUT_S,
-            max_frame_size=MAX_FRAME_BYTES + 64,
-        )
+        """Connect and serve one session to its end; say whether the relay ever welcomed us."""
         session = BackboneSession(monotonic())
-        self._session, self._socket = session, socket
-        try:
+        closed: asyncio.Future[Closed] = asyncio.get_running_loop().create_future()
+
+        def opened() -> None:
             session.send_hello(self._hello)
             self._pump()
-            await socket.closed.wait()
-            session.receive_close(socket.close_code, socket.close_reason)
+
+        def received(data: bytes | str) -> None:
+            session.receive_data(data, monotonic())
+            self._pump()
+
+        def ended(code: int, reason: str) -> None:
+            session.receive_close(code, reason)
+            self._pump()
+
+        socket = ClientSocket(self._session_url, MAX_FRAME_BYTES, opened, received, ended)
+        self._session, self._socket, self._closed = session, socket, closed
+        try:
+            socket.open()
+            end = await closed
+            return session.welcome is not None, end
         finally:
-            if session.state is not State.CLOSED:
+            if session.state in (State.OPEN, State.READY, State.DRAINING):
                 session.send_bye("the backbone stops")
                 self._write(session, socket)
-            socket.disconnect()
+            socket.close(1000, "")
             self._session = self._socket = None
             if self._timer is not None:
                 self._timer.cancel()
-            self._handlers.on_lost(session.closed.reason if session.closed is not None else "stopped")
-        assert session.closed is not None
-        return session.welcome is not None, session.closed
+                self._timer = None
 
-    def _ready(self) -> tuple[BackboneSession, "_Socket"]:
+    def _ready(self) -> tuple[BackboneSession, ClientSocket]:
         session, socket = self._session, self._socket
         if session is None or socket is None or not self.connected:
             raise LaneClosed(self.why_down)
-        if socket.full:
+        if socket.unsent_bytes > FULL_BYTES:
             raise LaneClosed("the relay does not take more bytes at the moment")
         return session, socket
-
-    def _message(self, data: bytes) -> None:
-        session = self._session
-        if session is None:
-            return
-        session.receive_data(data, monotonic())
-        self._pump()
 
     def _pump(self) -> None:
         """Handle events, write what is due, arm the timer: after anything that may have moved the session."""
@@ -201,15 +194,16 @@ class RelayedLane:
                     log.info("connected to %s at %s", event.relay, self.relay_url)
                 case Drain():
                     self._pause_s = event.reconnect_after_s
-                case Closed():
-                    self._write(session, socket)
-                    socket.disconnect()
+                case Closed() if not self._closed.done():
+                    self._closed.set_result(event)
         self._write(session, socket)
         self._arm(session)
 
-    def _write(self, session: BackboneSession, socket: "_Socket") -> None:
-        for data in session.data_to_send():
-            socket.write(data)
+    def _write(self, session: BackboneSession, socket: ClientSocket) -> int:
+        messages = session.data_to_send()
+        for data in messages:
+            socket.send(data)
+        return sum(map(len, messages))
 
     def _arm(self, session: BackboneSession) -> None:
         at = session.next_timer()
@@ -248,65 +242,3 @@ class RelayedLane:
                     log.warning("the relay refused slice %s: %s", slice_id[:12], answer.text[:200])
             except httpx.HTTPError as exc:
                 log.warning("slice %s did not reach the relay: %s", slice_id[:12], exc or type(exc).__name__)
-
-
-class _Socket(WSListener):  # type: ignore[misc]
-    """The WebSocket of one session: whole messages in, messages out, and a note when its buffer is full."""
-
-    def __init__(self, on_message: Callable[[bytes], None]) -> None:
-        super().__init__()
-        self.full = False
-        self.closed = asyncio.Event()
-        self.close_code = 1006  # RFC 6455 section 7.1.5: the connection ended without a close frame
-        self.close_reason = "the connection to the relay was lost"
-        self._on_message = on_message
-        self._transport: WSTransport | None = None
-        self._pieces: list[bytes] = []
-        self._pieces_bytes = 0
-
-    def on_ws_connected(self, transport: WSTransport) -> None:
-        self._transport = transport
-        transport.underlying_transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-
-    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
-        if frame.msg_type is WSMsgType.CLOSE:
-            self.close_code = int(frame.get_close_code() or 1005)
-            self.close_reason = (frame.get_close_message() or b"").decode("utf-8", "replace")
-            transport.send_close(frame.get_close_code())
-            transport.disconnect()
-            return
-        if frame.msg_type not in (WSMsgType.BINARY, WSMsgType.TEXT, WSMsgType.CONTINUATION):
-            return
-        payload = frame.get_payload_as_bytes()
-        if frame.fin and not self._pieces:
-            self._on_message(payload)
-            return
-        self._pieces.append(payload)
-        self._pieces_bytes += len(payload)
-        if self._pieces_bytes > MAX_FRAME_BYTES:
-            transport.disconnect()
-        elif frame.fin:
-            message, self._pieces, self._pieces_bytes = b"".join(self._pieces), [], 0
-            self._on_message(message)
-
-    def on_ws_disconnected(self, transport: WSTransport) -> None:
-        self._transport = None
-        self.closed.set()
-
-    def pause_writing(self) -> None:
-        self.full = True
-
-    def resume_writing(self) -> None:
-        self.full = False
-
-    def write(self, data: bytes) -> int:
-        """Send one message now; gives its size. A closed socket swallows it: the session learns from the close."""
-        if self._transport is not None:
-            self._transport.send(WSMsgType.BINARY, data)
-        return len(data)
-
-    def disconnect(self) -> None:
-        if self._transport is not None:
-            with suppress(Exception):
-                self._transport.send_close()
-            self._transport.disconnect()

@@ -56,6 +56,11 @@ class ClientSocket(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(OPEN_TIMEOUT_S, self._open_timeout)
         self._task = asyncio.create_task(self._connect())
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What the network has not yet taken."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def send(self, data: bytes) -> None:
         """Hand one binary message to the network; nothing is written once the socket closes."""
         if self._protocol.state is not State.OPEN:
