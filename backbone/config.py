@@ -1,10 +1,11 @@
 """
 Every setting of the backbone: unit, default, environment variable, one line of help.
 
-Read once in cli.py and passed down; no other module looks at the environment. A setting's environment variable is
-`BACKBONE_` and its name in capitals.
+Read once in cli.py and passed down; no other module looks at the environment. A setting's environment
+variable is `BACKBONE_` and its name in capitals.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from relay.wire.tensors import Grid
 class Config:
     """
     model: the GGUF. relay, relay_token: whom to join; without a relay all experts are computed here.
-    host, port: the public port (0: any free one). api_keys: who may ask; empty: everybody who reaches the port.
-    context: tokens per slot. parallel: slots. threads: 0 = all cores. speculate: None or "ngram".
-    grid: how exact partials travel, see CONTRACT.md "Grid". hedge: ask a second holder when the first is late.
-    local_cache_bytes: packed experts kept in memory for what no node holds. call_timeout_s: longest layer call.
+    host, port: the public port (0: any free one). api_keys: who may ask; empty: everybody who reaches the
+    port. context: tokens per slot. parallel: slots. threads: 0 = all cores. speculate: None or "ngram".
+    grid: how exact partials travel, see CONTRACT.md "Grid". hedge: ask a second holder when the first is
+    late. local_cache_bytes: packed experts kept in memory for what no node holds. call_timeout_s: longest
+    layer call.
     """
 
     model: Path
@@ -39,3 +41,9 @@ class Config:
     local_cache_bytes: int = 1 << 30
     call_timeout_s: float = 120.0
     deadlines: DeadlinePolicy = field(default_factory=DeadlinePolicy)
+
+
+def default_cache_dir(environment: Mapping[str, str]) -> Path:
+    """Give the folder for models, hashes and grids: the XDG cache of this user."""
+    base = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", ".")) / ".cache"
+    return Path(base) / "expertswarm"

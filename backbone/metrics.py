@@ -5,8 +5,8 @@ Every metric of the backbone, read from the tally when it is asked for: counting
 |---|---|---|
 | swarm_layer_calls_total | calls of the engine | |
 | swarm_rows_total | token rows through a layer | |
-| swarm_node_calls_total, swarm_node_expert_rows_total | answers used, expert rows in them | node, kernel, path |
-| swarm_node_sent_bytes_total, swarm_node_received_bytes_total | bytes of frames | node, kernel, path |
+| swarm_node_calls_total, swarm_node_expert_rows_total | answers used, expert rows in them | node, kernel,
+path | | swarm_node_sent_bytes_total, swarm_node_received_bytes_total | bytes of frames | node, kernel, path |
 | swarm_node_failures_total | calls computed elsewhere in the end | node, kernel, path |
 | swarm_node_round_trip_seconds | seconds, of the newest calls | node, kernel, path, quantile |
 | swarm_retries_total, swarm_hedges_total, swarm_failed_calls_total | events | |

@@ -1,8 +1,10 @@
 """
-One backbone, wired: model, engine, dispatcher, lane to the relay, gateway. The one place that chooses classes.
+One backbone, wired: model, engine, dispatcher, lane to the relay, gateway. The one place that chooses
+classes.
 
-Order of start: the model is read and hashed, the kernel proves itself, the engine loads with all experts local, the
-grid is measured if this model was never seen, and only then does the relay hear of us and the public port open.
+Order of start: the model is read and hashed, the kernel proves itself, the engine loads with all experts
+local, the grid is measured if this model was never seen, and only then does the relay hear of us and the
+public port open.
 """
 
 import asyncio
@@ -70,7 +72,8 @@ def layer_plans(model: Model, grids: dict[int, LayerGrid], grid: Grid) -> dict[i
 
 class Backbone:
     """
-    An async context manager: entered, it serves. `url` is the public address, `dispatcher` its memory of the swarm.
+    An async context manager: entered, it serves. `url` is the public address, `dispatcher` its memory of the
+    swarm.
 
     Raises on entry:
         ModelError, EngineError: say what is wrong with the model, or why llama.cpp would not start.
@@ -144,7 +147,8 @@ class Backbone:
         raise ModelError("the backbone is still starting")
 
     async def _calibrate(self, kernel: NativeKernel, local: LocalExperts) -> dict[int, LayerGrid]:
-        """Run a few texts through the engine with exact local experts and note how large their outputs are."""
+        """Run a few texts through the engine with exact local experts and note how large their outputs
+        are."""
         meter = GridMeter()
 
         async def answer(call: LayerCall) -> npt.NDArray[np.float32]:

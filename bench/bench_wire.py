@@ -1,9 +1,10 @@
 """
-Bytes per token and layer on the wire, from frames really encoded, beside the 110 KB this project started from.
+Bytes per token and layer on the wire, from frames really encoded, beside the 110 KB this project started
+from.
 
-The baseline is the seed's own dispatch: x as float32 once (12.3 KB at 3,072 channels), and each of 8 experts' full
-output back as float32 (98.3 KB). Ours: x once per node as the kernel's int8, one partial per node. How many nodes
-hold a token's experts decides the rest, so both are shown.
+The baseline is the seed's own dispatch: x as float32 once (12.3 KB at 3,072 channels), and each of 8 experts'
+full output back as float32 (98.3 KB). Ours: x once per node as the kernel's int8, one partial per node. How
+many nodes hold a token's experts decides the rest, so both are shown.
 """
 
 import numpy as np
@@ -26,7 +27,8 @@ CASES = [
 
 
 def frame_bytes(encoding: XEncoding, grid: Grid, nodes: int, num_tokens: int) -> tuple[int, int]:
-    """Encode one layer's frames for `num_tokens` rows whose experts are spread over `nodes`; give out, back."""
+    """Encode one layer's frames for `num_tokens` rows whose experts are spread over `nodes`; give out,
+    back."""
     random = np.random.default_rng(0)
     x = random.standard_normal((num_tokens, HIDDEN_DIM)).astype(np.float32)
     ids = np.stack([random.permutation(128)[:TOP_K] for _ in range(num_tokens)]).astype(np.int32)

@@ -1,8 +1,9 @@
 """
-The local holder: any expert of the model, computed here from the GGUF on disk. The driver around the native kernel.
+The local holder: any expert of the model, computed here from the GGUF on disk. The driver around the native
+kernel.
 
-It is what a node's failure costs at worst, so it is always ready: packed experts are kept while they fit the cache
-and packed again from the file when they do not.
+It is what a node's failure costs at worst, so it is always ready: packed experts are kept while they fit the
+cache and packed again from the file when they do not.
 """
 
 import asyncio
@@ -77,7 +78,8 @@ class LocalExperts:
         return np.add.reduce(sums)
 
     def outputs(self, layer: int, encoding: XEncoding, call: LayerCall) -> npt.NDArray[np.float32]:
-        """Give the weighted sums as floats, [num_tokens, hidden_dim], before there is a grid: for measuring one."""
+        """Give the weighted sums as floats, [num_tokens, hidden_dim], before there is a grid: for measuring
+        one."""
         used, pick_expert = np.unique(call.ids, return_inverse=True)
         num_tokens, top_k = call.ids.shape
         outputs = self._kernel.outputs(

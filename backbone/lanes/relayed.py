@@ -1,9 +1,10 @@
 """
 The lane through the relay: one WebSocket that carries control and every call to nodes behind NATs.
 
-The driver around `BackboneSession`. Calls are written from the dispatcher's own stack frame and answers are handed to
-it from the socket's callback, since each turn of the event loop would be paid once per layer and token. When the
-connection ends, `on_lost` is told at once and a new one is tried for ever, with pauses that grow and vary.
+The driver around `BackboneSession`. Calls are written from the dispatcher's own stack frame and answers are
+handed to it from the socket's callback, since each turn of the event loop would be paid once per layer and
+token. When the connection ends, `on_lost` is told at once and a new one is tried for ever, with pauses that
+grow and vary.
 """
 
 import asyncio
@@ -49,7 +50,8 @@ class LaneHandlers:
     Who hears what; all are called on the event loop and must not block.
 
     on_peers: the complete list of nodes that are ready. on_answer: an answer to one of our calls.
-    on_lost: the connection ended, one sentence why. slice_bytes: give one slice's bytes by its SHA-256, or None.
+    on_lost: the connection ended, one sentence why. slice_bytes: give one slice's bytes by its SHA-256, or
+    None.
     """
 
     on_peers: Callable[[Peers], None]

@@ -2,7 +2,7 @@
 Run a node: the driver that carries out what `machine.py` decides.
 
 Everything happens on one event loop but computing and packing, which have threads. A reply is written in the
-loop turn in which its computation ends: the thread wakes the loop, the machine says Reply, the socket takes it.
+loop turn in which its computation ends: the thread wakes the loop, the machine replies, the socket writes.
 """
 
 import asyncio

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backbone.experts.dispatch import Picks
-from backbone.experts.round import Action, CancelCall, Compute, Round, Send, Sums, Timing
+from backbone.experts.round import Action, Attempt, CancelCall, Compute, Round, Send, Sums, Timing
 
 HOLDERS = {0: {"a", "c"}, 1: {"a", "c"}, 2: {"b"}, 3: {"b"}}
 
@@ -24,7 +24,9 @@ def truth(picks: Picks, rows: int) -> Sums:
     return sums
 
 
-def new_round(rows: int = 1, hedge_after_s: float | None = None, preference: tuple[str, ...] = ("a", "b", "c")) -> Round:
+def new_round(
+    rows: int = 1, hedge_after_s: float | None = None, preference: tuple[str, ...] = ("a", "b", "c")
+) -> Round:
     return Round(
         shape=(rows, 1),
         holders=HOLDERS,
@@ -45,7 +47,7 @@ def test_all_nodes_are_asked_before_any_answer_is_awaited() -> None:
     for send in sent(actions).values():
         assert not call.finished
         call.partial(send.call_id, truth(send.picks, 1), 0.1)
-    assert call.finished and call.error is None
+    assert call.finished and not call.failed
     assert call.sums.tolist() == [[1111]]
 
 
@@ -72,7 +74,7 @@ def test_the_local_kernel_is_the_last_resort() -> None:
     assert isinstance(compute, Compute)
     call.partial(compute.call_id, truth(compute.picks, 1), 0.2)
     assert call.finished and call.sums.tolist() == [[100]]
-    assert [str(attempt) for attempt in call.attempts] == ["b (return): garbage"]
+    assert call.attempts == [Attempt("b", "return", "garbage")]
 
 
 def test_a_failing_local_kernel_fails_the_round_by_name() -> None:
@@ -80,7 +82,8 @@ def test_a_failing_local_kernel_fails_the_round_by_name() -> None:
     [compute] = call.start(asked([[2]]), 0.0)
     assert isinstance(compute, Compute)
     assert call.failure(compute.call_id, "compute", "non_finite", 0.1) == []
-    assert call.finished and call.error == "local kernel (compute): non_finite"
+    assert call.finished and call.failed
+    assert call.attempts == [Attempt("local kernel", "compute", "non_finite")]
 
 
 def test_a_passed_deadline_asks_elsewhere_and_drops_the_late_answer() -> None:
@@ -128,7 +131,9 @@ def test_a_node_that_leaves_is_replaced_at_once() -> None:
 def test_whatever_happens_each_pick_counts_once(data: st.DataObject) -> None:
     rows = data.draw(st.integers(1, 3))
     ids = data.draw(
-        st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3, unique=True), min_size=rows, max_size=rows)
+        st.lists(
+            st.lists(st.integers(0, 4), min_size=3, max_size=3, unique=True), min_size=rows, max_size=rows
+        )
     )
     call = new_round(rows, hedge_after_s=data.draw(st.sampled_from([None, 0.4])))
     now, outbox, history = 0.0, call.start(asked(ids), 0.0), []
@@ -154,5 +159,5 @@ def test_whatever_happens_each_pick_counts_once(data: st.DataObject) -> None:
         for action in history:  # what is still open answers in the end
             if isinstance(action, Send | Compute):
                 call.partial(action.call_id, truth(action.picks, rows), now)
-    assert call.finished and call.error is None
+    assert call.finished and not call.failed
     assert call.sums.tolist() == truth(asked(ids), rows).tolist()

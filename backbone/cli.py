@@ -1,0 +1,144 @@
+"""`backbone serve`: arguments and environment -> Config -> run. `backbone demo-model`: make or find the demo model."""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from backbone.config import Config, default_cache_dir
+from backbone.errors import BackboneError
+from backbone.lanes.relayed import session_url
+from backbone.model.demo_model import ensure_demo_model
+from backbone.node.cli import size_bytes
+from backbone.server import Backbone
+from relay.wire.tensors import Grid
+
+ENVIRONMENT_PREFIX = "BACKBONE_"
+
+
+def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    """The command line; an option left out takes BACKBONE_<OPTION> from the environment, then its default."""
+
+    def default(option: str, otherwise: str | None) -> str | None:
+        return environment.get(ENVIRONMENT_PREFIX + option.upper(), otherwise)
+
+    top = argparse.ArgumentParser(
+        prog="backbone", description="Serve a Mixture-of-Experts model whose experts a swarm computes."
+    )
+    top.add_argument("--version", action="version", version=f"backbone {version('expertswarm')}")
+    commands = top.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="serve a model; OpenAI-compatible")
+    model = default("model", None)
+    serve.add_argument("--model", type=Path, default=model, required=model is None, metavar="GGUF")
+    serve.add_argument("--relay", type=_relay_url, default=default("relay", None), metavar="URL",
+                       help="the relay to join; without one all experts are computed here")  # fmt: skip
+    serve.add_argument("--relay-token", default=default("relay_token", None), metavar="TOKEN",
+                       help="what `relay serve` printed for backbones")  # fmt: skip
+    serve.add_argument("--name", default=default("name", "backbone"), help="how nodes see this backbone")
+    serve.add_argument(
+        "--host", default=default("host", "127.0.0.1"), help="address of the public port (127.0.0.1)"
+    )
+    serve.add_argument(
+        "--port", type=int, default=default("port", "8080"), help="public port; 0: any free one (8080)"
+    )
+    serve.add_argument("--api-key", action="append", metavar="KEY",
+                       help="who may ask, repeatable; none: everybody who reaches the port")  # fmt: skip
+    serve.add_argument(
+        "--context", type=int, default=default("context", "4096"), help="tokens per slot (4096)"
+    )
+    serve.add_argument("--parallel", type=int, default=default("parallel", "1"), help="requests at once (1)")
+    serve.add_argument("--threads", type=int, default=default("threads", "0"), help="0: all cores")
+    serve.add_argument("--speculate", choices=["ngram"], default=default("speculate", None),
+                       help="draft tokens from the text so far; several tokens per round trip")  # fmt: skip
+    serve.add_argument("--grid", choices=["x32", "x16"], default=default("grid", "x32"),
+                       help="how exact partials travel: 4 or 2 bytes per channel (x32)")  # fmt: skip
+    serve.add_argument("--hedge", action="store_true", default=default("hedge", "") == "1",
+                       help="ask a second holder when the first is late by its own measure")  # fmt: skip
+    serve.add_argument("--local-cache", type=size_bytes, default=default("local_cache", "1GiB"), metavar="SIZE",
+                       help="memory for experts that no node holds (1GiB)")  # fmt: skip
+    serve.add_argument("--cache-dir", type=Path, default=default("cache_dir", None), metavar="DIR",
+                       help="hashes, grids and the demo model (the user's cache)")  # fmt: skip
+    serve.add_argument("--verbose", action="store_true", help="say more")
+    demo = commands.add_parser("demo-model", help="make the demo model and print its path")
+    demo.add_argument("--experts", type=int, default=8)
+    demo.add_argument("--kind", default="q8_0")
+    demo.add_argument("--cache-dir", type=Path, default=None, metavar="DIR")
+    return top
+
+
+def _relay_url(text: str) -> str:
+    try:
+        session_url(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc
+    return text
+
+
+def config_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Config:
+    """Put the settings together."""
+    keys = args.api_key or [
+        key for key in environment.get(ENVIRONMENT_PREFIX + "API_KEYS", "").split(",") if key
+    ]
+    return Config(
+        model=args.model,
+        cache_dir=args.cache_dir or default_cache_dir(environment),
+        name=args.name,
+        relay=args.relay,
+        relay_token=args.relay_token,
+        host=args.host,
+        port=args.port,
+        api_keys=tuple(keys),
+        context=args.context,
+        parallel=args.parallel,
+        threads=args.threads,
+        speculate=args.speculate,
+        grid=Grid[args.grid.upper()],
+        hedge=args.hedge,
+        local_cache_bytes=args.local_cache,
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until Ctrl-C; the exit status is 1 when the backbone could not serve, with the reason on stderr."""
+    args = parser(os.environ).parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO if args.command == "serve" else logging.WARNING,
+        format="%(asctime)s %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        if args.command == "demo-model":
+            cache_dir = args.cache_dir or default_cache_dir(os.environ)
+            print(ensure_demo_model(cache_dir, args.experts, args.kind))
+            return 0
+        return _run(config_of(args, os.environ))
+    except BackboneError as exc:
+        print(f"backbone: {exc}", file=sys.stderr)
+        return 1
+
+
+def _run(config: Config) -> int:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(_serve(config))
+    return uvloop.run(_serve(config))
+
+
+async def _serve(config: Config) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with Backbone(config) as backbone:
+        keys = f"{len(config.api_keys)} API keys" if config.api_keys else "no API key needed"
+        print(f"{backbone.model.name} at {backbone.url}/v1  ({keys})", flush=True)
+        if config.relay is None:
+            print("no relay given: all experts are computed on this machine", flush=True)
+        await stop.wait()
+    return 0
