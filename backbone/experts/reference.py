@@ -1,0 +1,146 @@
+"""
+One expert in a page of NumPy: the meaning of every kernel (wasm/CONTRACT.md), written a second time.
+
+It shares no line with the C kernel and gives the same bits. Nothing here is fast; read it to know what is computed.
+Each float32 operation below rounds once, in the order written; dot products inside a block are integers, so exact.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from backbone.model.formula import Formula
+
+type Float32 = npt.NDArray[np.float32]
+type Int64 = npt.NDArray[np.int64]
+type Bytes = npt.NDArray[np.uint8]
+
+f32 = np.float32
+BLOCK = {8: 32, 12: 256, 14: 256}  # int8 activations per scale, by weight format; F32 and F16 take x as it is
+ROW_BYTES = {0: (1, 4), 1: (1, 2), 8: (32, 34), 12: (256, 144), 14: (256, 210)}
+
+
+class NonFinite(ArithmeticError):
+    """An infinity or NaN where none may be."""
+
+
+class GridOverflow(ArithmeticError):
+    """An output does not fit the integer grid."""
+
+
+def quantise(x: Float32, block: int) -> tuple[Int64, Float32]:
+    """Round each block to int8 and one scale: ints [T, blocks, block], scales [T, blocks]."""
+    blocks = x.reshape(len(x), -1, block)
+    amax = np.abs(blocks).max(axis=2)
+    if not np.isfinite(amax).all():
+        raise NonFinite("activations")
+    zero = amax < f32(2.0**-100)
+    scale = np.where(zero, f32(0), amax / f32(127))
+    inverse = np.divide(f32(1), scale, out=np.zeros_like(scale), where=~zero)
+    return np.rint(blocks * inverse[..., None]).astype(np.int64), scale
+
+
+def exp(x: Float32) -> Float32:
+    """e^x for |x| <= 87."""
+    n = np.rint(x * f32(float.fromhex("0x1.715476p+0")))
+    r = x - n * f32(float.fromhex("0x1.63p-1"))
+    r = r - n * f32(float.fromhex("-0x1.bd0106p-13"))
+    p = np.full_like(x, float.fromhex("0x1.a0d2cep-13"))
+    for c in ("0x1.6e879cp-10", "0x1.11121p-7", "0x1.555382p-5", "0x1.555554p-3", "0x1p-1"):
+        p = p * r + f32(float.fromhex(c))
+    return np.ldexp((p * (r * r) + r) + f32(1), n.astype(np.int32)).astype(f32)
+
+
+def silu(g: Float32) -> Float32:
+    """g / (1 + e^-g), and 0 below -87."""
+    return np.where(g < f32(-87), f32(0), g / (f32(1) + exp(-np.clip(g, f32(-87), f32(87)))))
+
+
+def f16(data: Bytes) -> Float32:
+    """Read pairs of bytes as half floats."""
+    return np.ascontiguousarray(data).view("<f2").astype(f32)
+
+
+def dot(blocks: Bytes, ggml_type: int, x: Float32) -> Float32:
+    """
+    Multiply a weight matrix with rows of x.
+
+    Shapes:
+        blocks   uint8 [rows, bytes of a row]
+        x        [num_tokens, cols]
+        returns  [num_tokens, rows]
+    """
+    if ggml_type in (0, 1):
+        w = np.ascontiguousarray(blocks).view("<f4") if ggml_type == 0 else f16(blocks)
+        if not (np.isfinite(w).all() and np.isfinite(x).all()):
+            raise NonFinite("weights or activations")
+        lane = np.zeros((8, len(x), len(w)), f32)  # one sum per column mod 8
+        for c in range(w.shape[1]):
+            lane[c % 8] += w[None, :, c] * x[:, None, c]
+        return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]))
+    block, block_bytes = ROW_BYTES[ggml_type]
+    ints, scales = quantise(x, block)
+    total = np.zeros((len(x), len(blocks)), f32)
+    for b, raw in enumerate(np.split(blocks, blocks.shape[1] // block_bytes, axis=1)):
+        q, dx = ints[:, b], scales[:, b, None]
+        if ggml_type == 8:
+            d, w = f16(raw[:, :2])[:, 0], raw[:, 2:].view(np.int8).astype(np.int64)
+            add = (d * dx) * (q @ w.T).astype(f32)
+        elif ggml_type == 12:
+            d, dmin, scale, minimum, w = q4_k(raw)
+            isum = np.einsum("tjc,rjc,rj->tr", q.reshape(-1, 8, 32), w, scale)
+            msum = np.einsum("tj,rj->tr", q.reshape(-1, 8, 32).sum(axis=2), minimum)
+            add = (d * dx) * isum.astype(f32) - (dmin * dx) * msum.astype(f32)
+        else:
+            d, scale, w = q6_k(raw)
+            isum = np.einsum("tjc,rjc,rj->tr", q.reshape(-1, 16, 16), w, scale)
+            add = (d * dx) * isum.astype(f32)
+        if not np.isfinite(d).all() or (ggml_type == 12 and not np.isfinite(dmin).all()):
+            raise NonFinite("scales")
+        total += add
+    return total
+
+
+def q4_k(raw: Bytes) -> tuple[Float32, Float32, Int64, Int64, Int64]:
+    """Take blocks apart: d, dmin [rows]; scales, minimums [rows, 8]; nibbles [rows, 8, 32]."""
+    s = raw[:, 4:16].astype(np.int64)
+    low, mid, high = s[:, 0:4], s[:, 4:8], s[:, 8:12]
+    scale = np.hstack([low & 63, (high & 15) | (low >> 6) << 4])
+    minimum = np.hstack([mid & 63, (high >> 4) | (mid >> 6) << 4])
+    nibbles = raw[:, 16:].reshape(-1, 4, 1, 32).astype(np.int64)
+    w = np.concatenate([nibbles & 15, nibbles >> 4], axis=2).reshape(-1, 8, 32)
+    return f16(raw[:, :2])[:, 0], f16(raw[:, 2:4])[:, 0], scale, minimum, w
+
+
+def q6_k(raw: Bytes) -> tuple[Float32, Int64, Int64]:
+    """Take blocks apart: d [rows]; scales [rows, 16]; weights [rows, 16, 16]."""
+    ql, qh = (raw[:, a:b].astype(np.int64) for a, b in ((0, 128), (128, 192)))
+    ql, qh = ql.reshape(-1, 2, 2, 32), qh.reshape(-1, 2, 32)  # [rows, half, which 32, column]
+    low = np.stack([ql[:, :, 0] & 15, ql[:, :, 1] & 15, ql[:, :, 0] >> 4, ql[:, :, 1] >> 4], axis=2)
+    high = np.stack([qh >> shift & 3 for shift in (0, 2, 4, 6)], axis=2)
+    scale = raw[:, 192:208].view(np.int8).astype(np.int64)
+    return f16(raw[:, 208:])[:, 0], scale, (low + 16 * high - 32).reshape(-1, 16, 16)
+
+
+def expert(formula: Formula, slice_bytes: Bytes, x: Float32) -> Float32:
+    """Compute one expert for rows of x: [num_tokens, hidden_dim] to the same shape."""
+    assert formula.gate_type is not None
+    parts = np.split(slice_bytes, np.cumsum(formula.part_bytes())[:-1])
+    gate, up, down = (
+        p.reshape(rows, -1)
+        for p, rows in zip(parts, (formula.expert_dim, formula.expert_dim, formula.hidden_dim), strict=True)
+    )
+    with np.errstate(all="ignore"):
+        h = silu(dot(gate, formula.gate_type, x)) * dot(up, formula.up_type, x)
+        if not np.isfinite(h).all():
+            raise NonFinite("hidden activations")
+        return dot(down, formula.down_type, h)
+
+
+def on_grid(p: Float32, row_exponent: int, layer_exponents: int | npt.NDArray[np.int32], bits: int) -> Int64:
+    """Put weighted outputs of one row on the grid; bits is 31 for x32, 15 for x16."""
+    if not np.isfinite(p).all():
+        raise NonFinite("outputs")
+    n = np.rint(np.ldexp(p.astype(np.float64), bits - row_exponent - np.asarray(layer_exponents)))
+    if (np.abs(n) >= 2.0**51).any():
+        raise GridOverflow("outputs")
+    return n.astype(np.int64)

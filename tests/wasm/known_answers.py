@@ -1,0 +1,174 @@
+"""
+The known answers (wasm/CONTRACT.md, "Known answers"), computed by the NumPy reference.
+
+`python -m tests.wasm.known_answers` writes wasm/hashes.txt and tests/vectors/kernel.json; a test fails when either is
+stale.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from backbone.experts import reference
+from backbone.model.formula import FORMATS, Formula
+from relay.wire.tensors import XEncoding, encode_x, row_exponents
+
+ROOT = Path(__file__).resolve().parents[2]
+HASHES = ROOT / "wasm" / "hashes.txt"
+VECTORS = ROOT / "tests" / "vectors" / "kernel.json"
+ROWS = (1, 2, 7)
+NUM_EXPERTS, TOP_K, LAYER_EXPONENT = 3, 2, 6
+CASES = {0: (52, 28, XEncoding.F16), 1: (52, 28, XEncoding.F16), 8: (96, 64, XEncoding.Q8A32),
+         12: (512, 256, XEncoding.Q8A256), 14: (512, 256, XEncoding.Q8A256)}  # fmt: skip
+# f16 scales of a block: offset, bits kept, bits set.
+TAMED = {1: [(0, 0x8FFF, 0x2000)], 8: [(0, 0x83FF, 0x1400)], 12: [(0, 0x83FF, 0x0C00), (2, 0x83FF, 0x0C00)],
+         14: [(208, 0x83FF, 0)]}  # fmt: skip
+
+
+def words(stream: int, count: int) -> npt.NDArray[np.uint32]:
+    """The counter-based random words of the contract."""
+    x = np.uint32(stream * 0x9E3779B9 & 0xFFFFFFFF) + np.arange(count, dtype=np.uint32)
+    x = (x ^ x >> 16) * np.uint32(0x7FEB352D)
+    x = (x ^ x >> 15) * np.uint32(0x846CA68B)
+    return x ^ x >> 16
+
+
+def make_matrix(stream: int, ggml_type: int, num_blocks: int) -> npt.NDArray[np.uint8]:
+    block_bytes = FORMATS[ggml_type].block_bytes
+    if ggml_type == 0:
+        return ((words(stream, num_blocks).view(np.int32) >> 8).astype("<f4") * np.float32(2.0**-25)).view(np.uint8)
+    size = num_blocks * block_bytes
+    blocks = words(stream, -(-size // 4)).astype("<u4").view(np.uint8)[:size].reshape(-1, block_bytes).copy()
+    for at, keep, put in TAMED[ggml_type]:
+        half = np.ascontiguousarray(blocks[:, at : at + 2]).view("<u2")
+        blocks[:, at : at + 2] = (half & keep | put).astype("<u2").view(np.uint8)
+    return blocks.ravel()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCase:
+    """Everything that goes into the calls of one known answer, and what comes out."""
+
+    formula: Formula
+    slices: list[npt.NDArray[np.uint8]]
+    x: npt.NDArray[np.float32]
+    encoding: XEncoding
+    picks: npt.NDArray[np.uint16]
+    weights: npt.NDArray[np.float32]
+    x16: npt.NDArray[np.int32]
+    outputs: npt.NDArray[np.float32]
+    sums: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+    @property
+    def digest(self) -> str:
+        parts = (*self.sums, self.outputs)
+        return hashlib.sha256(b"".join(hashlib.sha256(p.tobytes()).digest() for p in parts)).hexdigest()
+
+
+def dispatch(formula, slices, x, x_seen, picks, weights, layer_exponents, bits):  # type: ignore[no-untyped-def]
+    """Give (p, sums) of a whole dispatch from the reference; x_seen is x as it arrives."""
+    exponents = row_exponents(x)
+    outputs = np.empty((len(picks), formula.hidden_dim), np.float32)
+    sums = np.zeros((len(x), formula.hidden_dim), np.int64)
+    by_expert = [reference.expert(formula, s, x_seen) for s in slices]
+    for i, (pick, weight) in enumerate(zip(picks, weights, strict=True)):
+        t = i // TOP_K
+        outputs[i] = weight * by_expert[pick][t]
+        sums[t] += reference.on_grid(outputs[i], int(exponents[t]), layer_exponents, bits)
+    return outputs, sums
+
+
+def known_case(ggml_type: int, num_tokens: int) -> KnownCase:
+    hidden_dim, expert_dim, encoding = CASES[ggml_type]
+    formula = Formula(hidden_dim, expert_dim, ggml_type, ggml_type, ggml_type)
+    num_blocks = hidden_dim * expert_dim // FORMATS[ggml_type].block
+    slices = [
+        np.concatenate([make_matrix(1 + 3 * e + m, ggml_type, num_blocks) for m in range(3)])
+        for e in range(NUM_EXPERTS)
+    ]
+    x = (words(100, num_tokens * hidden_dim).view(np.int32) >> 8).astype(np.float32) * np.float32(2.0**-23)
+    x = x.reshape(num_tokens, hidden_dim)
+    i = np.arange(num_tokens * TOP_K)
+    picks = ((i // TOP_K + i % TOP_K) % NUM_EXPERTS).astype(np.uint16)
+    weights = (words(101, len(i)) >> 8).astype(np.float32) * np.float32(2.0**-24)
+    x16 = (LAYER_EXPONENT - np.arange(hidden_dim) % 5).astype(np.int32)
+    outputs, sums32 = dispatch(formula, slices, x, x, picks, weights, LAYER_EXPONENT, 31)
+    seen = x.astype("<f2").astype(np.float32) if encoding is XEncoding.F16 else x  # int8 blocks change nothing
+    _, sums16 = dispatch(formula, slices, x, seen, picks, weights, x16, 15)
+    return KnownCase(formula, slices, x, encoding, picks, weights, x16, outputs, (sums32, sums16))
+
+
+def hashes() -> str:
+    """Give the text of hashes.txt."""
+    lines = [
+        "// The known answers of CONTRACT.md, from the NumPy reference: python -m tests.wasm.known_answers",
+        "// ggml type, rows, SHA-256. C includes this file as it is.",
+    ]
+    for ggml_type in CASES:
+        for num_tokens in ROWS:
+            lines.append(f'GOLDEN({ggml_type}, {num_tokens}, "{known_case(ggml_type, num_tokens).digest}")')
+    return "\n".join(lines) + "\n"
+
+
+def vectors() -> str:
+    """Give the text of tests/vectors/kernel.json: small calls with their answers, for kernels in other languages."""
+    cases = []
+    for ggml_type in (0, 1, 8):
+        case = known_case(ggml_type, 2)
+        cases.append(
+            {
+                "formula": case.formula.to_json(),
+                "slices": [s.tobytes().hex() for s in case.slices],
+                "x": case.x.astype("<f4").tobytes().hex(),
+                "encoding": int(case.encoding),
+                "encoded_x": encode_x(case.x, case.encoding).hex(),
+                "row_exponents": row_exponents(case.x).tolist(),
+                "x32": LAYER_EXPONENT,
+                "x16": case.x16.tolist(),
+                "counts": [TOP_K] * len(case.x),
+                "picks": case.picks.tolist(),
+                "weights": case.weights.astype("<f4").tobytes().hex(),
+                "sums_x32": [str(n) for n in case.sums[0].ravel()],
+                "sums_x16": [str(n) for n in case.sums[1].ravel()],
+            }
+        )
+    partials = partial_vectors()
+    note = "written by python -m tests.wasm.known_answers"
+    return json.dumps({"note": note, "dispatches": cases, "partials": partials}, indent=1) + "\n"
+
+
+def partial_vectors() -> list[dict[str, object]]:
+    from relay.wire.tensors import Grid, encode_partial
+
+    rows = [
+        [0, 1, -1, 32767, -32768],
+        [0, 1, -1, 32768, 0],
+        [2**31 - 1, -(2**31), 0, 0, 5],
+        [2**31, 0, 0, 0, 0],
+        [-(2**62), 2**62, 7, -7, 0],
+    ]
+    found = []
+    for grid in (Grid.X32, Grid.X16):
+        widths, data = encode_partial(np.array(rows, np.int64), grid)
+        found.append(
+            {
+                "grid": int(grid),
+                "sums": [[str(n) for n in row] for row in rows],
+                "widths": list(widths),
+                "data": data.hex(),
+            }
+        )
+    return found
+
+
+def main() -> None:
+    HASHES.write_text(hashes())
+    VECTORS.write_text(vectors())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,341 @@
+// The expert, in the order of the formula; CONTRACT.md says the same in words. Read this first.
+//
+//   y[t] = Σ over the picks of row t:  weight * down( silu(gate(x[t])) * up(x[t]) ),  summed on the integer grid
+//
+// Picks are sorted by expert, so that the weights of an expert are read once for all its rows (up to CHUNK of them).
+#include "kernel.h"
+
+enum { CHUNK = 64, ALIGN = 64, HEADER_BYTES = 64 };
+enum { MAGIC = 0x31505845 }; // "EXP1"
+
+// ----------------------------------------------------------------------------------------------------------- the formula
+
+typedef struct {
+    const ExpertFormat *gate, *up, *down; // gate, up: [expert_dim, hidden_dim]; down: [hidden_dim, expert_dim]
+    size_t hidden_dim, expert_dim;
+    uint64_t slice_bytes, packed_bytes;
+    uint64_t gate_at, up_at, down_at; // offsets in the packed expert
+} Plan;
+
+static uint64_t matrix_bytes(const ExpertFormat *format, uint64_t rows, uint64_t cols) {
+    return rows * (cols / (uint64_t)format->block_cols) * (uint64_t)format->block_bytes;
+}
+
+static int32_t make_plan(const ExpertFormula *formula, Plan *plan) {
+    if (formula->activation != EXPERT_SILU || formula->gate_type < 0) return EXPERT_UNSUPPORTED_FORMULA;
+    if (formula->weight_position != EXPERT_WEIGHT_AFTER || formula->biased) return EXPERT_UNSUPPORTED_FORMULA;
+    if (formula->limit != 0) return EXPERT_UNSUPPORTED_FORMULA;
+    plan->gate = expert_find_format(formula->gate_type);
+    plan->up = expert_find_format(formula->up_type);
+    plan->down = expert_find_format(formula->down_type);
+    if (!plan->gate || !plan->up || !plan->down) return EXPERT_UNSUPPORTED_FORMAT;
+    if (formula->hidden_dim <= 0 || formula->hidden_dim > EXPERT_MAX_DIM) return EXPERT_BAD_SIZE;
+    if (formula->expert_dim <= 0 || formula->expert_dim > EXPERT_MAX_DIM) return EXPERT_BAD_SIZE;
+    const uint64_t d = (uint64_t)formula->hidden_dim, f = (uint64_t)formula->expert_dim;
+    if (d % (uint64_t)plan->gate->block_cols || d % (uint64_t)plan->up->block_cols) return EXPERT_BAD_SIZE;
+    if (f % (uint64_t)plan->down->block_cols) return EXPERT_BAD_SIZE;
+    plan->hidden_dim = (size_t)d;
+    plan->expert_dim = (size_t)f;
+    plan->slice_bytes = matrix_bytes(plan->gate, f, d) + matrix_bytes(plan->up, f, d) + matrix_bytes(plan->down, d, f);
+    plan->gate_at = HEADER_BYTES;
+    plan->up_at = plan->gate_at + round_up(plan->gate->packed_bytes(f, d), ALIGN);
+    plan->down_at = plan->up_at + round_up(plan->up->packed_bytes(f, d), ALIGN);
+    plan->packed_bytes = plan->down_at + round_up(plan->down->packed_bytes(d, f), ALIGN);
+    return plan->packed_bytes > PTRDIFF_MAX ? EXPERT_BAD_SIZE : EXPERT_OK;
+}
+
+EXPERT_EXPORT(expert_abi_version) int32_t expert_abi_version(void) { return EXPERT_ABI_VERSION; }
+
+#if defined(EXPERT_SCALAR)
+#define BUILD_NAME "scalar"
+#endif
+EXPERT_EXPORT(expert_build) const char *expert_build(void) { return BUILD_NAME; }
+
+EXPERT_EXPORT(expert_slice_bytes) ptrdiff_t expert_slice_bytes(const ExpertFormula *formula) {
+    Plan plan;
+    const int32_t error = make_plan(formula, &plan);
+    return error ? error : (ptrdiff_t)plan.slice_bytes;
+}
+
+EXPERT_EXPORT(expert_packed_bytes) ptrdiff_t expert_packed_bytes(const ExpertFormula *formula) {
+    Plan plan;
+    const int32_t error = make_plan(formula, &plan);
+    return error ? error : (ptrdiff_t)plan.packed_bytes;
+}
+
+// A packed expert begins with what it was packed for, so that it cannot be used for anything else.
+static void write_header(const ExpertFormula *formula, int32_t header[HEADER_BYTES / 4]) {
+    __builtin_memset(header, 0, HEADER_BYTES);
+    header[0] = MAGIC;
+    header[1] = LANES << 8 | (int32_t)sizeof(Quad);
+    __builtin_memcpy(header + 2, formula, sizeof *formula);
+}
+
+EXPERT_EXPORT(expert_pack)
+int32_t expert_pack(const ExpertFormula *formula, const uint8_t *slice, size_t slice_bytes, uint8_t *packed,
+                    size_t packed_bytes) {
+    Plan plan;
+    int32_t error = make_plan(formula, &plan);
+    if (error) return error;
+    if (slice_bytes != plan.slice_bytes || packed_bytes != plan.packed_bytes) return EXPERT_BAD_SIZE;
+    const size_t d = plan.hidden_dim, f = plan.expert_dim;
+    const uint8_t *up = slice + matrix_bytes(plan.gate, f, d), *down = up + matrix_bytes(plan.up, f, d);
+    int32_t header[HEADER_BYTES / 4];
+    write_header(formula, header);
+    __builtin_memset(packed, 0, HEADER_BYTES); // no valid header while the pack is half done or refused
+    error = plan.gate->pack(slice, f, d, packed + plan.gate_at);
+    if (!error) error = plan.up->pack(up, f, d, packed + plan.up_at);
+    if (!error) error = plan.down->pack(down, d, f, packed + plan.down_at);
+    if (!error) __builtin_memcpy(packed, header, HEADER_BYTES);
+    return error;
+}
+
+// -------------------------------------------------------------------------------------------------------- scratch memory
+
+typedef struct { // offsets; every array begins at a multiple of ALIGN
+    uint64_t first_pick, order, row_of; // u32 [num_experts + 1], [num_picks], [num_picks]
+    uint64_t x[NUM_ACTIVATION_KINDS];   // [num_tokens] rows of activation_bytes(kind, hidden_dim)
+    uint64_t row;                       // f32 [hidden_dim]: a row as f32 while it is arranged
+    uint64_t gate, up;                  // f32 [CHUNK, expert_dim padded]
+    uint64_t h;                         // [CHUNK] rows of activation_bytes(down, expert_dim)
+    uint64_t out;                       // f32 [CHUNK, hidden_dim padded]
+    uint64_t grid;                      // f64 [hidden_dim]
+    uint64_t total;
+} Layout;
+
+static int wants(const Plan *plan, ActivationKind kind) { return plan->gate->wants == kind || plan->up->wants == kind; }
+
+static uint64_t take(Layout *layout, uint64_t size_bytes) {
+    const uint64_t at = layout->total;
+    layout->total += round_up(size_bytes, ALIGN);
+    return at;
+}
+
+static int32_t make_layout(const Plan *plan, uint64_t num_tokens, uint64_t num_picks, uint64_t num_experts, Layout *layout) {
+    if (num_tokens > EXPERT_MAX_TOKENS || num_experts > EXPERT_MAX_TOKENS) return EXPERT_BAD_SIZE;
+    if (num_picks > num_tokens * EXPERT_MAX_PICKS_PER_TOKEN) return EXPERT_BAD_SIZE;
+    const uint64_t chunk = num_picks < CHUNK ? num_picks : CHUNK;
+    layout->total = ALIGN; // room to align the caller's pointer
+    layout->first_pick = take(layout, (num_experts + 1) * 4);
+    layout->order = take(layout, num_picks * 4);
+    layout->row_of = take(layout, num_picks * 4);
+    for (int kind = 0; kind < NUM_ACTIVATION_KINDS; kind++)
+        layout->x[kind] = wants(plan, (ActivationKind)kind)
+                              ? take(layout, num_tokens * activation_bytes((ActivationKind)kind, plan->hidden_dim))
+                              : 0;
+    layout->row = take(layout, plan->hidden_dim * 4);
+    layout->gate = take(layout, chunk * round_up(plan->expert_dim, ROW_PAD) * 4);
+    layout->up = take(layout, chunk * round_up(plan->expert_dim, ROW_PAD) * 4);
+    layout->h = take(layout, chunk * activation_bytes(plan->down->wants, plan->expert_dim));
+    layout->out = take(layout, chunk * round_up(plan->hidden_dim, ROW_PAD) * 4);
+    layout->grid = take(layout, plan->hidden_dim * 8);
+    return layout->total > PTRDIFF_MAX ? EXPERT_BAD_SIZE : EXPERT_OK;
+}
+
+EXPERT_EXPORT(expert_scratch_bytes)
+ptrdiff_t expert_scratch_bytes(const ExpertFormula *formula, size_t num_tokens, size_t num_picks, size_t num_experts) {
+    Plan plan;
+    Layout layout;
+    int32_t error = make_plan(formula, &plan);
+    if (!error) error = make_layout(&plan, num_tokens, num_picks, num_experts, &layout);
+    return error ? error : (ptrdiff_t)layout.total;
+}
+
+// -------------------------------------------------------------------------------------------------------------- one step
+
+// exp(x) for |x| <= 87: 2^n * polynomial, n the nearest integer to x / ln 2. CONTRACT.md "exp" has every constant.
+INLINE float exp_poly(float x) {
+    const float n = (x * 0x1.715476p+0f + 0x1.8p23f) - 0x1.8p23f;
+    float r = x - n * 0x1.63p-1f;
+    r = r - n * -0x1.bd0106p-13f;
+    float p = 0x1.a0d2cep-13f;
+    p = p * r + 0x1.6e879cp-10f;
+    p = p * r + 0x1.11121p-7f;
+    p = p * r + 0x1.555382p-5f;
+    p = p * r + 0x1.555554p-3f;
+    p = p * r + 0x1p-1f;
+    const float m = (p * (r * r) + r) + 1.0f;
+    return m * bits_to_f32((uint32_t)((int32_t)n + 127) << 23);
+}
+
+// g / (1 + exp(-g)); exactly 0 below -87, where the true value is under 2e-36.
+INLINE float silu(float g) {
+    const float low = g < -87.0f ? -87.0f : g, clamped = low > 87.0f ? 87.0f : low;
+    const float s = g / (1.0f + exp_poly(-clamped));
+    return g < -87.0f ? 0.0f : s;
+}
+
+// Put weight * o on the grid and add it to the sums of its row. `scale`: f64 [hidden_dim], see grid_scales.
+// n = rint(p / step) by adding and taking off 1.5 * 2^52; the low bits of that sum are n itself.
+static int32_t add_to_grid(const float *p, size_t hidden_dim, const double *scale, int row_exponent, int64_t *sums) {
+    const double row_scale = power_of_two(-row_exponent), magic = 0x1.8p52;
+    const int64_t magic_bits = 0x4338000000000000;
+    int bad = 0;
+    for (size_t c = 0; c < hidden_dim; c++) {
+        union {
+            double d;
+            int64_t i;
+        } shifted = {(double)p[c] * (scale[c] * row_scale) + magic};
+        const double n = shifted.d - magic;
+        bad |= !(__builtin_fabs(n) < 0x1p51);
+        sums[c] = (int64_t)((uint64_t)sums[c] + (uint64_t)(shifted.i - magic_bits));
+    }
+    if (!bad) return EXPERT_OK;
+    for (size_t c = 0; c < hidden_dim; c++)
+        if (!f32_is_finite(p[c])) return EXPERT_NON_FINITE;
+    return EXPERT_GRID_OVERFLOW;
+}
+
+static int32_t check_call(const ExpertCall *call, const Plan *plan) {
+    const size_t row_bytes = encoded_row_bytes(call->x_encoding, plan->hidden_dim);
+    if (call->x_encoding > EXPERT_X_Q8A256) return EXPERT_BAD_VALUE;
+    if (row_bytes == 0 || call->x_bytes / row_bytes != call->num_tokens || call->x_bytes % row_bytes) return EXPERT_BAD_SIZE;
+    if (call->x_encoding >= EXPERT_X_Q8A32) {
+        const ActivationKind kind = call->x_encoding == EXPERT_X_Q8A32 ? WANTS_Q8A32 : WANTS_Q8A256;
+        if (plan->gate->wants != kind || plan->up->wants != kind) return EXPERT_ENCODING_MISMATCH;
+    }
+    size_t num_picks = 0;
+    for (size_t t = 0; t < call->num_tokens; t++) {
+        if (call->counts[t] > EXPERT_MAX_PICKS_PER_TOKEN) return EXPERT_BAD_SIZE;
+        if (call->row_exponents[t] < MIN_ROW_EXPONENT || call->row_exponents[t] > MAX_ROW_EXPONENT) return EXPERT_BAD_VALUE;
+        num_picks += call->counts[t];
+    }
+    if (num_picks != call->num_picks) return EXPERT_BAD_SIZE;
+    for (size_t i = 0; i < num_picks; i++) {
+        if (call->pick_expert[i] >= call->num_experts) return EXPERT_BAD_INDEX;
+        if (!f32_is_finite(call->pick_weight[i])) return EXPERT_NON_FINITE;
+    }
+    int32_t header[HEADER_BYTES / 4];
+    write_header(call->formula, header);
+    for (size_t e = 0; e < call->num_experts; e++)
+        if (__builtin_memcmp(call->experts[e], header, HEADER_BYTES) != 0) return EXPERT_NOT_PACKED;
+    return EXPERT_OK;
+}
+
+// order: the picks sorted by expert, stable; those of expert e stand at first_pick[e] .. first_pick[e + 1].
+static void sort_picks(const ExpertCall *call, uint32_t *first_pick, uint32_t *order, uint32_t *row_of) {
+    __builtin_memset(first_pick, 0, (call->num_experts + 1) * 4);
+    for (size_t i = 0; i < call->num_picks; i++) first_pick[call->pick_expert[i] + 1]++;
+    for (size_t e = 0; e < call->num_experts; e++) first_pick[e + 1] += first_pick[e];
+    size_t i = 0;
+    for (size_t t = 0; t < call->num_tokens; t++) {
+        for (size_t k = 0; k < call->counts[t]; k++, i++) {
+            order[first_pick[call->pick_expert[i]]++] = (uint32_t)i;
+            row_of[i] = (uint32_t)t;
+        }
+    }
+    for (size_t e = call->num_experts; e > 0; e--) first_pick[e] = first_pick[e - 1]; // undo the increments
+    first_pick[0] = 0;
+}
+
+// Bring row t into every form that gate and up multiply.
+static int32_t arrange_row(const ExpertCall *call, const Plan *plan, size_t t, float *row, uint8_t *const *out) {
+    const size_t d = plan->hidden_dim;
+    const uint8_t *x = call->x + t * encoded_row_bytes(call->x_encoding, d);
+    if (call->x_encoding >= EXPERT_X_Q8A32) {
+        const ActivationKind kind = call->x_encoding == EXPERT_X_Q8A32 ? WANTS_Q8A32 : WANTS_Q8A256;
+        const size_t scales_bytes = d / (kind == WANTS_Q8A32 ? 32 : 256) * 4;
+        return arrange_q8(x, (const int8_t *)x + scales_bytes, d, kind, out[kind] + t * activation_bytes(kind, d));
+    }
+    if (call->x_encoding == EXPERT_X_F32) __builtin_memcpy(row, x, d * 4);
+    else
+        for (size_t c = 0; c < d; c++) row[c] = f16_to_f32(load_u16(x + 2 * c));
+    for (int i = 0; i < NUM_ACTIVATION_KINDS; i++) {
+        const ActivationKind kind = (ActivationKind)i;
+        if (!wants(plan, kind)) continue;
+        const int32_t error = arrange_f32(row, d, kind, out[kind] + t * activation_bytes(kind, d));
+        if (error) return error;
+    }
+    return EXPERT_OK;
+}
+
+__attribute__((noinline)) static int32_t answer(const ExpertCall *call) {
+    Plan plan;
+    Layout layout;
+    int32_t error = make_plan(call->formula, &plan);
+    if (!error) error = make_layout(&plan, call->num_tokens, call->num_picks, call->num_experts, &layout);
+    if (!error) error = check_call(call, &plan);
+    if (error) return error;
+    if (call->scratch_bytes < layout.total) return EXPERT_SCRATCH_TOO_SMALL;
+    uint8_t *const base = call->scratch + (ALIGN - (uintptr_t)call->scratch % ALIGN) % ALIGN - ALIGN; // layout begins at ALIGN
+
+    const size_t d = plan.hidden_dim, f = plan.expert_dim;
+    const size_t d_stride = (size_t)round_up(d, ROW_PAD), f_stride = (size_t)round_up(f, ROW_PAD);
+    uint32_t *const first_pick = (uint32_t *)(void *)(base + layout.first_pick);
+    uint32_t *const order = (uint32_t *)(void *)(base + layout.order), *const row_of = (uint32_t *)(void *)(base + layout.row_of);
+    float *const gate = (float *)(void *)(base + layout.gate), *const up = (float *)(void *)(base + layout.up);
+    float *const out = (float *)(void *)(base + layout.out), *const row = (float *)(void *)(base + layout.row);
+    double *const grid = (double *)(void *)(base + layout.grid);
+    uint8_t *const h = base + layout.h;
+    uint8_t *const x[NUM_ACTIVATION_KINDS] = {base + layout.x[0], base + layout.x[1], base + layout.x[2]};
+    const size_t gate_row = (size_t)activation_bytes(plan.gate->wants, d), up_row = (size_t)activation_bytes(plan.up->wants, d);
+    const size_t h_row = (size_t)activation_bytes(plan.down->wants, f);
+
+    if (call->sums) {
+        error = grid_scales(call->grid, call->layer_exponents, d, grid);
+        if (error) return error;
+        __builtin_memset(call->sums, 0, call->num_tokens * d * sizeof(int64_t));
+    }
+    for (size_t t = 0; t < call->num_tokens; t++) {
+        error = arrange_row(call, &plan, t, row, x);
+        if (error) return error;
+    }
+    sort_picks(call, first_pick, order, row_of);
+
+    for (size_t e = 0; e < call->num_experts; e++) {
+        const uint8_t *const packed = call->experts[e];
+        for (size_t first = first_pick[e]; first < first_pick[e + 1]; first += CHUNK) {
+            const size_t left = first_pick[e + 1] - first, n = left < CHUNK ? left : CHUNK;
+            const uint8_t *gate_x[CHUNK], *up_x[CHUNK], *down_x[CHUNK];
+            for (size_t i = 0; i < n; i++) {
+                const size_t t = row_of[order[first + i]];
+                gate_x[i] = x[plan.gate->wants] + t * gate_row;
+                up_x[i] = x[plan.up->wants] + t * up_row;
+                down_x[i] = h + i * h_row;
+            }
+            plan.gate->rows(packed + plan.gate_at, f, d, gate_x, n, gate, f_stride);
+            plan.up->rows(packed + plan.up_at, f, d, up_x, n, up, f_stride);
+            for (size_t i = 0; i < n; i++) {
+                float *g = gate + i * f_stride;
+                const float *u = up + i * f_stride;
+                for (size_t c = 0; c < f; c++) g[c] = silu(g[c]) * u[c];
+                error = arrange_f32(g, f, plan.down->wants, h + i * h_row);
+                if (error) return error;
+            }
+            plan.down->rows(packed + plan.down_at, d, f, down_x, n, out, d_stride);
+            for (size_t i = 0; i < n; i++) {
+                const size_t pick = order[first + i], t = row_of[pick];
+                const float weight = call->pick_weight[pick];
+                float *p = out + i * d_stride;
+                for (size_t c = 0; c < d; c++) p[c] = weight * p[c];
+                if (call->outputs) {
+                    for (size_t c = 0; c < d; c++)
+                        if (!f32_is_finite(p[c])) return EXPERT_NON_FINITE;
+                    __builtin_memcpy(call->outputs + pick * d, p, d * 4);
+                }
+                if (call->sums) error = add_to_grid(p, d, grid, call->row_exponents[t], call->sums + t * d);
+                if (error) return error;
+            }
+        }
+    }
+    return EXPERT_OK;
+}
+
+EXPERT_EXPORT(expert_answer) int32_t expert_answer(const ExpertCall *call) {
+    const FloatMode mode = plain_floats();
+    const int32_t error = answer(call);
+    restore_floats(mode);
+    return error;
+}
+
+EXPERT_EXPORT(expert_read_memory) uint32_t expert_read_memory(const uint8_t *data, size_t size_bytes) {
+    uint32_t sum[16] = {0}; // sixteen sums, so that the compiler reads as wide as it can
+    for (size_t i = 0; i + 64 <= size_bytes; i += 64) {
+        uint32_t words[16];
+        __builtin_memcpy(words, data + i, 64);
+        for (int k = 0; k < 16; k++) sum[k] += words[k];
+    }
+    uint32_t total = 0;
+    for (int k = 0; k < 16; k++) total += sum[k];
+    return total;
+}
