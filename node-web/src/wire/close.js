@@ -1,0 +1,42 @@
+/** Name the close codes a session may end with; mirrors `relay/wire/close.py`. See PROTOCOL.md, "Close codes". */
+
+export const CloseCode = Object.freeze({
+  NORMAL: 1000,
+  GOING_AWAY: 1001, // RFC 6455 section 7.4.1
+  NO_STATUS: 1005, // never sent: the transport ended without a close frame
+  PROTOCOL: 4400,
+  AUTH: 4401,
+  TIMEOUT: 4408,
+  REPLACED: 4409,
+  TOO_LARGE: 4413,
+  VERSION: 4426,
+  OVERLOADED: 4429,
+});
+
+/** After these a client must not try again unchanged: the same bytes would fail the same way. @type {Set<number>} */
+export const FATAL = new Set([
+  CloseCode.PROTOCOL,
+  CloseCode.AUTH,
+  CloseCode.REPLACED,
+  CloseCode.TOO_LARGE,
+  CloseCode.VERSION,
+]);
+
+const MAX_REASON_BYTES = 123; // RFC 6455 section 5.5
+
+/**
+ * Say whether a client may reconnect after a session ended with `code`.
+ * @param {number} code
+ */
+export function mayReconnect(code) {
+  return !FATAL.has(code);
+}
+
+/**
+ * Shorten `reason` to what a close frame can carry, without cutting a character in half.
+ * @param {string} reason
+ */
+export function clipReason(reason) {
+  const bytes = new TextEncoder().encode(reason).subarray(0, MAX_REASON_BYTES);
+  return new TextDecoder().decode(bytes).replace(/\ufffd+$/u, '');
+}
