@@ -1,9 +1,9 @@
 """
 `make demo`: a whole swarm on one machine, one real answer, and the proof that it is the right one.
 
-Starts a relay, a headless node and (where Chromium is installed) a browser tab as processes of their own, a backbone
-in this one; asks a question; shows who computed what; asks again with all experts local and compares the token ids;
-compares with plain llama.cpp; then waits for phones until Ctrl-C.
+Starts a relay, a headless node and (where Chromium is installed) a browser tab as processes of their own, a
+backbone in this one; asks a question; shows who computed what; asks again with all experts local and compares
+the token ids; compares with plain llama.cpp; then waits for phones until Ctrl-C.
 """
 
 import argparse
@@ -106,8 +106,10 @@ async def _run(options: argparse.Namespace) -> int:
         )
         backbone = await stack.enter_async_context(Backbone(config))
         saved = backbone.model.expert_bytes / 1e6
-        _say("backbone", f"{backbone.model.name}, {len(backbone.model.layers)} layers x {backbone.model.num_experts}"
-             f" experts; llama.cpp holds {backbone.engine.rss_bytes() / 1e6:.0f} MB, without {saved:.0f} MB of experts")  # fmt: skip
+        _say("backbone", f"{backbone.model.name}, {len(backbone.model.layers)} layers x
+        {backbone.model.num_experts}"
+             f" experts; llama.cpp holds {backbone.engine.rss_bytes() / 1e6:.0f} MB, without {saved:.0f} MB of
+             experts")  # fmt: skip
         memory = str(int(backbone.model.expert_bytes * 1.05) + (1 << 20))
         await stack.enter_async_context(
             _process(logs / "node.log", sys.executable, "-m", "backbone.node.cli", "--relay", local_url,
@@ -227,9 +229,10 @@ async def _beside_llama_cpp(backbone: Backbone, options: argparse.Namespace, swa
     result: Comparison = compare(plain[0], ours[0])
     greedy = [int(row.argmax()) for row in plain[0][len(ids) - 1 : -1]]
     return (
-        f"llama.cpp     greedy prefix in common {common_prefix(greedy, swarm.tokens)} of {len(swarm.tokens)} tokens;"
-        f" teacher-forced over {result.positions} positions: argmax equal {result.argmax_agreement:.1%},"
-        f" cosine of the logits worst {result.worst_cosine:.6f}, mean {result.mean_cosine:.6f}"
+        f"llama.cpp     greedy prefix in common {common_prefix(greedy, swarm.tokens)} of {len(swarm.tokens)}
+        tokens;" f" teacher-forced over {result.positions} positions: argmax equal
+        {result.argmax_agreement:.1%}," f" cosine of the logits worst {result.worst_cosine:.6f}, mean
+        {result.mean_cosine:.6f}"
     )
 
 

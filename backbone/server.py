@@ -26,15 +26,15 @@ from backbone.config import Config
 from backbone.engine.link import LayerCall
 from backbone.engine.supervisor import Engine, EngineConfig
 from backbone.errors import BackboneError, ModelError
-from backbone.experts.client import Dispatcher, DispatchPolicy, LayerPlan
+from backbone.experts.client import Dispatcher, DispatchPolicy
 from backbone.experts.local import LocalExperts
 from backbone.experts.native import NativeKernel
 from backbone.experts.nodes import Node
+from backbone.experts.plans import layer_plans, x_encoding
 from backbone.gateway.app import Door, create_gateway
 from backbone.lanes.relayed import LaneHandlers, RelayedLane
 from backbone.metrics import tally_registry
 from backbone.model.calibrate import TEXTS, GridMeter
-from backbone.model.formula import FORMATS, Formula
 from backbone.model.gguf import Model, open_model
 from backbone.model.grids import load_grids, save_grids
 from backbone.model.slices import LayerGrid, Manifest, build_manifest, slice_hashes
@@ -42,32 +42,13 @@ from relay.wire.calls import model_tag
 from relay.wire.fields import Fields
 from relay.wire.manifest import Manifest as WireManifest
 from relay.wire.messages import Hello, Peers, Register
-from relay.wire.tensors import Grid, XEncoding, row_exponents
+from relay.wire.tensors import row_exponents
 
 log = logging.getLogger(__name__)
 
 AGENT = "expertswarm-backbone/0.1"
 CALIBRATION_TIMEOUT_S = 600.0
 GRACE_S = 2  # streams still open at the end get so long
-ENCODING_OF_BLOCK = {1: XEncoding.F32, 32: XEncoding.Q8A32, 256: XEncoding.Q8A256}
-
-
-def x_encoding(formula: Formula) -> XEncoding:
-    """Choose how x travels: as the ints the kernel would make of it, or as it is when gate and up differ."""
-    blocks = {FORMATS[t].block for t in (formula.gate_type, formula.up_type) if t is not None}
-    return ENCODING_OF_BLOCK[blocks.pop()] if len(blocks) == 1 else XEncoding.F32
-
-
-def layer_plans(model: Model, grids: dict[int, LayerGrid], grid: Grid) -> dict[int, LayerPlan]:
-    """Fix what the dispatcher needs of each layer."""
-    plans = {}
-    for layer, moe in model.layers.items():
-        measured = grids[layer]
-        if grid is Grid.X16 and measured.x16 is None:
-            raise ModelError(f"layer {layer} has no x16 grid: it was never measured")
-        exponents = measured.x32 if grid is Grid.X32 else np.array(measured.x16, np.int32)
-        plans[layer] = LayerPlan(layer, moe.formula, x_encoding(moe.formula), exponents)
-    return plans
 
 
 class Backbone:

@@ -23,31 +23,20 @@ from backbone.experts.deadlines import DeadlinePolicy, NodeRecord
 from backbone.experts.dispatch import Picks, row_chunks
 from backbone.experts.local import LocalExperts, LocalRows
 from backbone.experts.nodes import NOBODY, Node, NodeTable
+from backbone.experts.plans import LayerPlan
 from backbone.experts.round import Action, CancelCall, Compute, Round, Send, Timing
 from backbone.experts.tally import Tally, Work
 from backbone.lanes.lane import Lane, LaneClosed
-from backbone.model.formula import Formula
 from relay.wire.errors import LocalProtocolError, RemoteProtocolError
-from relay.wire.messages import Dispatch, Partial
+from relay.wire.messages import Dispatch
 from relay.wire.session import CorruptReceived, FailureReceived, PartialReceived
-from relay.wire.tensors import Grid, XEncoding, encode_x, row_exponents
+from relay.wire.tensors import Grid, encode_x, row_exponents
 
 log = logging.getLogger(__name__)
 
 type Answer = PartialReceived | FailureReceived | CorruptReceived
 
 RECORDS_KEPT = 4096  # nodes whose past is remembered, so that a flapping one is still known
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerPlan:
-    """What is constant of a layer: how its experts compute, how x travels, on which grid partials are
-    added."""
-
-    layer: int
-    formula: Formula
-    x_encoding: XEncoding
-    layer_exponents: int | npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

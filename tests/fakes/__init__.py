@@ -1,0 +1,1 @@
+"""Parts that misbehave on purpose, for tests only."""
