@@ -1,0 +1,65 @@
+/**
+ * What every kernel of a node can do; `wasm.js` is one. The numbers mean what wasm/CONTRACT.md says.
+ *
+ * Kernels are synchronous and belong to one worker. They keep packed experts in their own memory; whoever packs frees.
+ */
+import { NodeError } from '../errors.js';
+
+/**
+ * How an expert computes, as it stands in the manifest (backbone/model/formula.py).
+ * @typedef {{
+ *   hidden_dim: number, expert_dim: number, gate_type: number | null, up_type: number, down_type: number,
+ *   activation: string, alpha: number, limit: number, weight_position: string, biased: boolean,
+ * }} Formula
+ */
+
+/**
+ * One dispatch, ready to compute.
+ * @typedef {{
+ *   formula: Formula,
+ *   numTokens: number,
+ *   x: Uint8Array,                               // numTokens rows in `encoding`
+ *   encoding: number,                            // 0 f32, 1 f16, 2 q8a32, 3 q8a256
+ *   rowExponents: Int16Array,                    // [numTokens]
+ *   grid: number,                                // 0 x32, 1 x16
+ *   layerExponents: number | ArrayLike<number>,  // x32: one number; x16: [hidden_dim]
+ *   counts: Uint16Array,                         // [numTokens] picks of each row
+ *   experts: readonly PackedExpert[],
+ *   pickExpert: Uint16Array,                     // row by row, index into `experts`
+ *   pickWeight: Float32Array,
+ * }} Call
+ */
+
+/** A partial as it travels: a width (2, 4 or 8 bytes) per row, and the rows, each padded to 8 bytes. @typedef {{ widths: Uint8Array, data: Uint8Array }} EncodedPartial */
+
+/**
+ * @typedef {object} Kernel
+ * @property {string} build which kernel this is, as nodes announce it ("wasm-plain")
+ * @property {number} usedBytes memory held by packed experts and working space
+ * @property {() => void} knownAnswerTest throws KernelFault when this device computes anything else than the contract
+ * @property {(formula: Formula, slice: Uint8Array) => PackedExpert} pack gate, up, down as in the GGUF, rearranged; throws CallRefused or KernelMemoryFull
+ * @property {(expert: PackedExpert) => void} free give the memory of an expert back; twice is harmless
+ * @property {(call: Call) => BigInt64Array} answer the sums of a dispatch, [numTokens, hidden_dim]; throws CallRefused
+ * @property {(call: Call) => EncodedPartial} partial the same, already encoded for the wire
+ * @property {(sums: BigInt64Array, numTokens: number, hiddenDim: number, grid: number) => EncodedPartial} encodePartial
+ * @property {(data: Uint8Array) => string} sha256 lower-case hex
+ */
+
+/** One expert in the kernel's memory. Only its kernel reads the fields; `sizeBytes` is 0 once freed. */
+export class PackedExpert {
+  /** @param {number} address @param {number} sizeBytes */
+  constructor(address, sizeBytes) {
+    this.address = address;
+    this.sizeBytes = sizeBytes;
+  }
+}
+
+/** The device gives no more memory, or the limit set for this kernel is reached. */
+export class KernelMemoryFull extends NodeError {
+  /** @param {number} wantedBytes @param {number} usedBytes */
+  constructor(wantedBytes, usedBytes) {
+    super('memory_full', `no memory for ${wantedBytes} bytes more (${usedBytes} in use)`);
+    this.wantedBytes = wantedBytes;
+    this.usedBytes = usedBytes;
+  }
+}

@@ -1,0 +1,253 @@
+/**
+ * The C kernel (wasm/expert.h) compiled to WebAssembly SIMD: `kernel.js` implemented by 50 KB and this page.
+ *
+ * Works in a worker and in node, needs no secure context. The memory may grow at any take(), which detaches every view:
+ * views are made anew after it. Sizes come back as signed 32-bit numbers (negative: an error), addresses as unsigned.
+ */
+import { CallRefused, KernelFault } from '../errors.js';
+import { Heap, roundUp } from './heap.js';
+import { KernelMemoryFull, PackedExpert } from './kernel.js';
+
+/** @typedef {import('./kernel.js').Formula} Formula */
+/** @typedef {import('./kernel.js').Kernel} Kernel */
+/** @typedef {import('./kernel.js').Call} Call */
+/** @typedef {import('./kernel.js').EncodedPartial} EncodedPartial */
+/** @typedef {(...args: number[]) => number} CFunction */
+
+const ABI_VERSION = 1;
+const SELF_TEST_ROWS = 7; // has a tile of every size
+const ACTIVATIONS = ['silu', 'gelu', 'relu', 'relu2', 'swiglu_oai']; // enum expert_activation
+const WEIGHT_POSITIONS = ['after', 'before']; // enum expert_weight_position
+const FORMULA_BYTES = 40;
+const CALL_WORDS = 18; // ExpertCall
+const MAX_MEMORY = 65536 * 65535; // 4 GiB less one page
+
+/** enum expert_error, as Failure codes and words */
+const ERRORS = /** @type {Record<number, [string, string]>} */ ({
+  [-1]: ['non_finite', 'an infinity or NaN in weights, activations or outputs'],
+  [-2]: ['grid_overflow', 'an output does not fit the integer grid'],
+  [-3]: ['bad_frame', 'a dimension is no multiple of its block, or a buffer has the wrong length'],
+  [-4]: ['bad_frame', 'weight format not supported yet'],
+  [-5]: ['bad_frame', 'formula not supported yet'],
+  [-6]: ['bad_frame', 'a pick names an expert that was not passed'],
+  [-7]: ['bad_frame', 'x is in int8 blocks of another size than gate or up want; send f32 or f16'],
+  [-8]: ['bad_frame', 'a value out of range (an activation of -128, an exponent, an unknown encoding or grid)'],
+  [-9]: ['bad_frame', 'an expert was packed for another formula'],
+  [-10]: ['kernel_fault', 'scratch memory too small'],
+  [-11]: ['kernel_fault', 'the known-answer test gave another answer; this device must not serve'],
+});
+
+/** @implements {Kernel} */
+export class WasmKernel {
+  /** @type {Heap} */ #heap;
+  /** @type {Record<string, CFunction>} */ #c;
+  #work = { at: 0, size: 0 }; // working space, reused from call to call
+
+  /**
+   * @param {string | URL | BufferSource} source where the .wasm is, or its bytes
+   * @param {{ limitBytes?: number }} [options] the most memory this kernel may ever take
+   */
+  static async load(source, { limitBytes = MAX_MEMORY } = {}) {
+    let bytes = source;
+    if (typeof bytes === 'string' || bytes instanceof URL) {
+      const response = await fetch(bytes);
+      if (!response.ok) throw new KernelFault(`${source}: HTTP ${response.status}`);
+      bytes = await response.arrayBuffer();
+    }
+    let instance;
+    try {
+      ({ instance } = await WebAssembly.instantiate(bytes, {}));
+    } catch (error) {
+      throw new KernelFault(`this browser cannot run the kernel (WebAssembly SIMD): ${/** @type {Error} */ (error).message}`);
+    }
+    return new WasmKernel(instance, Math.min(limitBytes, MAX_MEMORY));
+  }
+
+  /** @param {WebAssembly.Instance} instance @param {number} limitBytes */
+  constructor(instance, limitBytes) {
+    const { memory, __heap_base: base, ...functions } = /** @type {any} */ (instance.exports);
+    this.#c = functions;
+    if (this.#c.expert_abi_version() !== ABI_VERSION) throw new KernelFault('the kernel is of another version than the page');
+    this.#heap = new Heap(memory, base.value >>> 0, limitBytes);
+    this.build = this.#text(this.#c.expert_build() >>> 0);
+  }
+
+  get usedBytes() {
+    return this.#heap.usedBytes;
+  }
+
+  knownAnswerTest() {
+    for (let index = 0; index < this.#c.expert_num_formats(); index++) this.knownAnswer(index, SELF_TEST_ROWS);
+  }
+
+  /** One known answer: the digest. @param {number} formatIndex @param {number} numTokens @returns {string} */
+  knownAnswer(formatIndex, numTokens) {
+    const scratchBytes = this.#c.expert_self_test_scratch_bytes();
+    const [digest, scratch] = this.#reserve(32, scratchBytes);
+    const code = this.#c.expert_self_test(formatIndex, numTokens, scratch, scratchBytes, digest);
+    const hex = toHex(this.#bytes(digest, 32));
+    if (code) throw new KernelFault(`${this.build}, format ${this.#c.expert_format_type(formatIndex)}: ${describe(code)}, digest ${hex}`);
+    return hex;
+  }
+
+  /** @param {Formula} formula @param {Uint8Array} slice @returns {PackedExpert} */
+  pack(formula, slice) {
+    const [formulaAt, staging] = this.#reserve(FORMULA_BYTES, slice.length);
+    this.#putFormula(formulaAt, formula);
+    const size = check(this.#c.expert_packed_bytes(formulaAt), 'slice refused');
+    const address = this.#take(size);
+    this.#bytes(staging, slice.length).set(slice);
+    const code = this.#c.expert_pack(formulaAt, staging, slice.length, address, size);
+    if (code) this.#heap.give(address, size);
+    check(code, `slice of ${slice.length} bytes refused`);
+    return new PackedExpert(address, size);
+  }
+
+  /** @param {PackedExpert} expert */
+  free(expert) {
+    if (expert.sizeBytes === 0) return;
+    this.#heap.give(expert.address, expert.sizeBytes);
+    expert.sizeBytes = 0;
+  }
+
+  /** @param {Call} call */
+  answer(call) {
+    const sums = this.#compute(call);
+    const count = call.numTokens * call.formula.hidden_dim;
+    return new BigInt64Array(this.#heap.memory.buffer, sums, count).slice();
+  }
+
+  /** @param {Call} call */
+  partial(call) {
+    const sums = this.#compute(call);
+    return this.#encode(sums, call.numTokens, call.formula.hidden_dim, call.grid, sums + call.numTokens * call.formula.hidden_dim * 8);
+  }
+
+  /** @param {BigInt64Array} sums @param {number} numTokens @param {number} hiddenDim @param {number} grid */
+  encodePartial(sums, numTokens, hiddenDim, grid) {
+    if (sums.length !== numTokens * hiddenDim) check(-3, 'partial not encoded');
+    const [at] = this.#reserve(sums.byteLength + encodedBytes(numTokens, hiddenDim));
+    new BigInt64Array(this.#heap.memory.buffer, at, sums.length).set(sums);
+    return this.#encode(at, numTokens, hiddenDim, grid, at + sums.byteLength);
+  }
+
+  /** @param {Uint8Array} data */
+  sha256(data) {
+    const [digest, staging] = this.#reserve(32, data.length);
+    this.#bytes(staging, data.length).set(data);
+    this.#c.expert_sha256(staging, data.length, digest);
+    return toHex(this.#bytes(digest, 32));
+  }
+
+  /** Compute a dispatch; the sums stay in the working space, with room to encode them behind. @param {Call} call @returns {number} their address */
+  #compute(call) {
+    const { formula, numTokens, x, experts, pickExpert, pickWeight, rowExponents, counts } = call;
+    const layer = typeof call.layerExponents === 'number' ? [call.layerExponents] : call.layerExponents;
+    const layerSize = call.grid === 1 ? formula.hidden_dim : 1;
+    if (rowExponents.length !== numTokens || counts.length !== numTokens) check(-3, `${numTokens} rows`);
+    if (pickExpert.length !== pickWeight.length || layer.length !== layerSize) check(-3, `${pickExpert.length} picks`);
+    if (experts.some((expert) => expert.sizeBytes === 0)) check(-9, 'dispatch refused');
+
+    const [formulaAt] = this.#reserve(FORMULA_BYTES);
+    this.#putFormula(formulaAt, formula);
+    const scratchBytes = check(this.#c.expert_scratch_bytes(formulaAt, numTokens, pickExpert.length, experts.length), 'dispatch refused');
+    const sumsBytes = numTokens * formula.hidden_dim * 8;
+    const [at, callAt, xAt, rowsAt, layerAt, countsAt, picksAt, weightsAt, expertsAt, scratch, sums] = this.#reserve(
+      FORMULA_BYTES, CALL_WORDS * 4, x.length, rowExponents.byteLength, layer.length * 4, counts.byteLength, pickExpert.byteLength,
+      pickWeight.byteLength, experts.length * 4, scratchBytes, sumsBytes + encodedBytes(numTokens, formula.hidden_dim),
+    );
+    this.#putFormula(at, formula); // #reserve may have moved the working space
+    const buffer = this.#heap.memory.buffer;
+    new Uint8Array(buffer, xAt).set(x);
+    new Int16Array(buffer, rowsAt).set(rowExponents);
+    new Int32Array(buffer, layerAt, layer.length).set(layer);
+    new Uint16Array(buffer, countsAt).set(counts);
+    new Uint16Array(buffer, picksAt).set(pickExpert);
+    new Float32Array(buffer, weightsAt).set(pickWeight);
+    new Uint32Array(buffer, expertsAt, experts.length).set(experts.map((expert) => expert.address));
+    new Uint32Array(buffer, callAt, CALL_WORDS).set([
+      at, numTokens, pickExpert.length, experts.length, call.encoding, xAt, x.length, rowsAt, call.grid, layerAt, countsAt,
+      picksAt, weightsAt, expertsAt, scratch, scratchBytes, sums, 0,
+    ]);
+    check(this.#c.expert_answer(callAt), `dispatch of ${numTokens} rows refused`);
+    return sums;
+  }
+
+  /** @param {number} sums @param {number} numTokens @param {number} hiddenDim @param {number} grid @param {number} room @returns {EncodedPartial} */
+  #encode(sums, numTokens, hiddenDim, grid, room) {
+    const data = room + roundUp(numTokens, 8);
+    const size = check(
+      this.#c.expert_encode_partial(sums, numTokens, hiddenDim, grid, room, data, encodedBytes(numTokens, hiddenDim) - roundUp(numTokens, 8)),
+      'partial not encoded',
+    );
+    return { widths: this.#bytes(room, numTokens).slice(), data: this.#bytes(data, size).slice() };
+  }
+
+  /** Lay pieces out in the working space, each at a multiple of 64; valid until the next call. @param {number[]} sizes @returns {number[]} */
+  #reserve(...sizes) {
+    const total = sizes.reduce((sum, size) => sum + roundUp(size, 64), 0);
+    if (total > this.#work.size) {
+      if (this.#work.size) this.#heap.give(this.#work.at, this.#work.size);
+      this.#work = { at: 0, size: 0 };
+      const size = roundUp(total, 65536);
+      this.#work = { at: this.#take(size), size };
+    }
+    let { at } = this.#work;
+    return sizes.map((size) => {
+      const here = at;
+      at += roundUp(size, 64);
+      return here;
+    });
+  }
+
+  /** @param {number} sizeBytes */
+  #take(sizeBytes) {
+    const at = this.#heap.take(sizeBytes);
+    if (at === null) throw new KernelMemoryFull(sizeBytes, this.usedBytes);
+    return at;
+  }
+
+  /** @param {number} at @param {number} length */
+  #bytes(at, length) {
+    return new Uint8Array(this.#heap.memory.buffer, at, length);
+  }
+
+  /** @param {number} at */
+  #text(at) {
+    const bytes = new Uint8Array(this.#heap.memory.buffer, at);
+    return String.fromCharCode(...bytes.subarray(0, bytes.indexOf(0)));
+  }
+
+  /** Write an ExpertFormula. @param {number} at @param {Formula} formula */
+  #putFormula(at, formula) {
+    const activation = ACTIVATIONS.indexOf(formula.activation);
+    const position = WEIGHT_POSITIONS.indexOf(formula.weight_position);
+    if (activation < 0 || position < 0) check(-5, `activation ${formula.activation}`);
+    const words = new Int32Array(this.#heap.memory.buffer, at, FORMULA_BYTES / 4);
+    words.set([formula.hidden_dim, formula.expert_dim, formula.gate_type ?? -1, formula.up_type, formula.down_type, activation, position, Number(formula.biased)]);
+    new Float32Array(this.#heap.memory.buffer, at + 32, 2).set([formula.alpha, formula.limit]);
+  }
+}
+
+/** Room for widths and rows at their widest. @param {number} numTokens @param {number} hiddenDim */
+function encodedBytes(numTokens, hiddenDim) {
+  return roundUp(numTokens, 8) + numTokens * hiddenDim * 8;
+}
+
+/** @param {number} code @param {string} what @returns {number} the code when it is none of an error */
+function check(code, what) {
+  if (code >= 0) return code;
+  const [name] = ERRORS[code] ?? ['kernel_fault', ''];
+  if (name === 'kernel_fault') throw new KernelFault(`${what}: ${describe(code)}`);
+  throw new CallRefused(name, `${what}: ${describe(code)}`);
+}
+
+/** @param {number} code */
+function describe(code) {
+  return ERRORS[code]?.[1] ?? `error ${code}`;
+}
+
+/** @param {Uint8Array} bytes */
+function toHex(bytes) {
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, '0')).join('');
+}
