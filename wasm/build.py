@@ -1,9 +1,9 @@
 """
 Compile the expert kernel: one source, every target, by `python wasm/build.py --out DIR`.
 
-The compiler is zig's clang from the PyPI package `ziglang`, so a fresh machine needs no toolchain. What matters for
-byte-identity is in COMMON: no contraction of a*b+c into one rounding, no fast-math. Up-to-date outputs are skipped:
-beside them lies a stamp with the hash of sources and flags.
+The compiler is zig's clang from the PyPI package `ziglang`, so a fresh machine needs no toolchain. What
+matters for byte-identity is in COMMON: no contraction of a*b+c into one rounding, no fast-math. Up-to-date
+outputs are skipped: beside them lies a stamp with the hash of sources and flags.
 """
 
 import argparse
@@ -137,8 +137,12 @@ def build_default() -> list[Path]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile the expert kernel.")
-    parser.add_argument("--out", type=Path, help="one folder for everything (default: where the packages look)")
-    parser.add_argument("--target", action="append", choices=sorted(TARGETS), help="only this; may be repeated")
+    parser.add_argument(
+        "--out", type=Path, help="one folder for everything (default: where the packages look)"
+    )
+    parser.add_argument(
+        "--target", action="append", choices=sorted(TARGETS), help="only this; may be repeated"
+    )
     args = parser.parse_args()
     if args.target and not args.out:
         parser.error("--target needs --out")

@@ -1,8 +1,8 @@
 """
 Call the C kernel (wasm/expert.h) from Python: the driver around `libexpert`, through ctypes.
 
-`NativeKernel()` loads the best build for this CPU. A call releases the GIL; every buffer it needs is the caller's or
-belongs to the calling thread, so any number of threads may compute at once.
+`NativeKernel()` loads the best build for this CPU. A call releases the GIL; every buffer it needs is the
+caller's or belongs to the calling thread, so any number of threads may compute at once.
 
     KernelError              the kernel refused; `code` is the number of wasm/expert.h
     ├── NonFinite            an infinity or NaN in weights, activations, router weights or outputs
@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from threading import local
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -101,9 +102,9 @@ class _CFormula(ctypes.Structure):
 
 # The words of ExpertCall in wasm/expert.h, in order; one machine word each.
 _CALL_WORDS = (
-    "formula", "num_tokens", "num_picks", "num_experts", "x_encoding", "x", "x_bytes", "row_exponents", "grid",
-    "layer_exponents", "counts", "pick_expert", "pick_weight", "experts", "scratch", "scratch_bytes", "sums",
-    "outputs",
+    "formula", "num_tokens", "num_picks", "num_experts", "x_encoding", "x", "x_bytes", "row_exponents",
+    "grid", "layer_exponents", "counts", "pick_expert", "pick_weight", "experts", "scratch", "scratch_bytes",
+    "sums", "outputs",
 )  # fmt: skip
 _Call = ctypes.c_size_t * len(_CALL_WORDS)
 
@@ -208,7 +209,7 @@ class NativeKernel:
         pick_expert: npt.NDArray[np.uint16],
         pick_weight: Float32Array,
     ) -> Float32Array:
-        """Give the weighted output of every pick before the grid, [num_picks, hidden_dim]: for calibration."""
+        """Give the weighted output of every pick before the grid, [num_picks, hidden_dim]."""
         outputs = np.empty((len(pick_expert), formula.hidden_dim), np.float32)
         zeros = np.zeros(num_tokens, np.int16)
         self._call(
@@ -224,8 +225,9 @@ class NativeKernel:
         widths = np.empty(num_tokens, np.uint8)
         data = np.empty(num_tokens * hidden_dim * 8, np.uint8)
         used: int = self._lib.expert_encode_partial(
-            sums.ctypes.data, num_tokens, hidden_dim, grid_kind, widths.ctypes.data, data.ctypes.data, data.size
-        )
+            sums.ctypes.data, num_tokens, hidden_dim, grid_kind, widths.ctypes.data, data.ctypes.data,
+            data.size,
+        )  # fmt: skip
         _raise(used, "partial not encoded")
         return widths.tobytes(), data[:used].tobytes()
 
@@ -341,20 +343,20 @@ def _load(folder: Path, name: str) -> ctypes.CDLL:
         raise KernelFault(-11, f"{path} cannot be loaded ({exc}); run `python wasm/build.py`") from exc
     if lib.expert_abi_version() != ABI_VERSION:
         raise KernelFault(-11, f"{path} is of another version; run `python wasm/build.py`")
-    size, pointer, i32 = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_int32
-    word = ctypes.c_size_t
-    lib.expert_build.restype = ctypes.c_char_p
-    for function, result, arguments in (
-        (lib.expert_slice_bytes, size, [pointer]),
-        (lib.expert_packed_bytes, size, [pointer]),
-        (lib.expert_pack, i32, [pointer, pointer, word, pointer, word]),
-        (lib.expert_scratch_bytes, size, [pointer, word, word, word]),
-        (lib.expert_answer, i32, [pointer]),
-        (lib.expert_encode_partial, size, [pointer, word, word, word, pointer, pointer, word]),
-        (lib.expert_self_test_scratch_bytes, size, []),
-        (lib.expert_self_test, i32, [i32, i32, pointer, word, pointer]),
-        (lib.expert_read_memory, ctypes.c_uint32, [pointer, word]),
-    ):
-        function.restype = result
-        function.argtypes = arguments
+    size, pointer, word, i32 = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "expert_build": (ctypes.c_char_p, []),
+        "expert_slice_bytes": (size, [pointer]),
+        "expert_packed_bytes": (size, [pointer]),
+        "expert_pack": (i32, [pointer, pointer, word, pointer, word]),
+        "expert_scratch_bytes": (size, [pointer, word, word, word]),
+        "expert_answer": (i32, [pointer]),
+        "expert_encode_partial": (size, [pointer, word, word, word, pointer, pointer, word]),
+        "expert_self_test_scratch_bytes": (size, []),
+        "expert_self_test": (i32, [i32, i32, pointer, word, pointer]),
+        "expert_read_memory": (ctypes.c_uint32, [pointer, word]),
+    }
+    for function, (result, arguments) in signatures.items():
+        getattr(lib, function).restype = result
+        getattr(lib, function).argtypes = arguments
     return lib

@@ -1,8 +1,9 @@
 """
 One expert in a page of NumPy: the meaning of every kernel (wasm/CONTRACT.md), written a second time.
 
-It shares no line with the C kernel and gives the same bits. Nothing here is fast; read it to know what is computed.
-Each float32 operation below rounds once, in the order written; dot products inside a block are integers, so exact.
+It shares no line with the C kernel and gives the same bits. Nothing here is fast; read it to know what is
+computed. Each float32 operation below rounds once, in the order written; dot products inside a block are
+integers, so exact.
 """
 
 import numpy as np
@@ -41,13 +42,14 @@ def quantise(x: Float32, block: int) -> tuple[Int64, Float32]:
 
 def exp(x: Float32) -> Float32:
     """e^x for |x| <= 87."""
-    n = np.rint(x * f32(float.fromhex("0x1.715476p+0")))
-    r = x - n * f32(float.fromhex("0x1.63p-1"))
+    n: Float32 = np.rint(x * f32(float.fromhex("0x1.715476p+0")))
+    r: Float32 = x - n * f32(float.fromhex("0x1.63p-1"))
     r = r - n * f32(float.fromhex("-0x1.bd0106p-13"))
-    p = np.full_like(x, float.fromhex("0x1.a0d2cep-13"))
+    p: Float32 = np.full_like(x, float.fromhex("0x1.a0d2cep-13"))
     for c in ("0x1.6e879cp-10", "0x1.11121p-7", "0x1.555382p-5", "0x1.555554p-3", "0x1p-1"):
         p = p * r + f32(float.fromhex(c))
-    return np.ldexp((p * (r * r) + r) + f32(1), n.astype(np.int32)).astype(f32)
+    e: Float32 = np.ldexp((p * (r * r) + r) + f32(1), n.astype(np.int32))
+    return e
 
 
 def silu(g: Float32) -> Float32:
@@ -73,7 +75,7 @@ def dot(blocks: Bytes, ggml_type: int, x: Float32) -> Float32:
         w = np.ascontiguousarray(blocks).view("<f4") if ggml_type == 0 else f16(blocks)
         if not (np.isfinite(w).all() and np.isfinite(x).all()):
             raise NonFinite("weights or activations")
-        lane = np.zeros((8, len(x), len(w)), f32)  # one sum per column mod 8
+        lane: list[Float32] = [np.zeros((len(x), len(w)), f32) for _ in range(8)]  # one sum per column mod 8
         for c in range(w.shape[1]):
             lane[c % 8] += w[None, :, c] * x[:, None, c]
         return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]))
@@ -140,7 +142,9 @@ def on_grid(p: Float32, row_exponent: int, layer_exponents: int | npt.NDArray[np
     """Put weighted outputs of one row on the grid; bits is 31 for x32, 15 for x16."""
     if not np.isfinite(p).all():
         raise NonFinite("outputs")
-    n = np.rint(np.ldexp(p.astype(np.float64), bits - row_exponent - np.asarray(layer_exponents)))
+    n: npt.NDArray[np.float64] = np.rint(
+        np.ldexp(p.astype(np.float64), bits - row_exponent - np.asarray(layer_exponents))
+    )
     if (np.abs(n) >= 2.0**51).any():
         raise GridOverflow("outputs")
     return n.astype(np.int64)

@@ -1,8 +1,8 @@
 """
 The known answers (wasm/CONTRACT.md, "Known answers"), computed by the NumPy reference.
 
-`python -m tests.wasm.known_answers` writes wasm/hashes.txt and tests/vectors/kernel.json; a test fails when either is
-stale.
+`python -m tests.wasm.known_answers` writes wasm/hashes.txt and tests/vectors/kernel.json; a test fails when
+either is stale.
 """
 
 import hashlib
@@ -40,7 +40,9 @@ def words(stream: int, count: int) -> npt.NDArray[np.uint32]:
 def make_matrix(stream: int, ggml_type: int, num_blocks: int) -> npt.NDArray[np.uint8]:
     block_bytes = FORMATS[ggml_type].block_bytes
     if ggml_type == 0:
-        return ((words(stream, num_blocks).view(np.int32) >> 8).astype("<f4") * np.float32(2.0**-25)).view(np.uint8)
+        return ((words(stream, num_blocks).view(np.int32) >> 8).astype("<f4") * np.float32(2.0**-25)).view(
+            np.uint8
+        )
     size = num_blocks * block_bytes
     blocks = words(stream, -(-size // 4)).astype("<u4").view(np.uint8)[:size].reshape(-1, block_bytes).copy()
     for at, keep, put in TAMED[ggml_type]:
@@ -97,7 +99,9 @@ def known_case(ggml_type: int, num_tokens: int) -> KnownCase:
     weights = (words(101, len(i)) >> 8).astype(np.float32) * np.float32(2.0**-24)
     x16 = (LAYER_EXPONENT - np.arange(hidden_dim) % 5).astype(np.int32)
     outputs, sums32 = dispatch(formula, slices, x, x, picks, weights, LAYER_EXPONENT, 31)
-    seen = x.astype("<f2").astype(np.float32) if encoding is XEncoding.F16 else x  # int8 blocks change nothing
+    seen = (
+        x.astype("<f2").astype(np.float32) if encoding is XEncoding.F16 else x
+    )  # int8 blocks change nothing
     _, sums16 = dispatch(formula, slices, x, seen, picks, weights, x16, 15)
     return KnownCase(formula, slices, x, encoding, picks, weights, x16, outputs, (sums32, sums16))
 
@@ -115,7 +119,7 @@ def hashes() -> str:
 
 
 def vectors() -> str:
-    """Give the text of tests/vectors/kernel.json: small calls with their answers, for kernels in other languages."""
+    """Give the text of tests/vectors/kernel.json: small calls with their answers."""
     cases = []
     for ggml_type in (0, 1, 8):
         case = known_case(ggml_type, 2)
