@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from backbone.engine.device import DEVICE_NAME, WEIGHTS_PATTERN, Device
-from backbone.errors import BackboneError, EngineRefused
+from backbone.errors import BackboneError, EngineRefused, FormulaUnsupported
 
 # Threads of llama.cpp that wait for the next piece of graph must sleep, not spin: the swarm's answer is a
 # network away, and the local kernel wants the cores. Read by the OpenMP runtime when the library is loaded.
@@ -33,6 +33,8 @@ def main() -> None:
         report = {"error": str(exc), "code": exc.code}
         if isinstance(exc, EngineRefused):
             report |= {"op": exc.op, "layer": exc.layer, "tensor": exc.tensor, "why": exc.why}
+        if isinstance(exc, FormulaUnsupported):
+            report |= {"what": exc.what, "layer": exc.layer}
     except Exception as exc:
         report = {"error": f"{type(exc).__name__}: {exc}", "code": "engine"}
     json.dump(report, pipe)
@@ -60,15 +62,21 @@ def _start(config: dict[str, Any]) -> tuple[dict[str, Any], object]:
         server = xllamacpp.Server(params)
     except Exception:
         if device is not None:
-            device.require_accepted()  # the better reason, when there is one
+            _require_known_experts(device)  # the better reason, when there is one
         raise
     report: dict[str, Any] = {"ready": True, "url": server.listening_address, "pid": os.getpid()}
     if device is not None:
-        device.require_accepted()
+        _require_known_experts(device)
         device.drop_pages()
         report["layers"] = [seen.to_json() for seen in device.seen_layers()]
         report["stats"] = device.stats()
     return report, server
+
+
+def _require_known_experts(device: Device) -> None:
+    device.require_accepted()
+    for seen in device.seen_layers():
+        seen.formula.require_supported(seen.layer)
 
 
 def _params(xllamacpp: Any, config: dict[str, Any]) -> Any:

@@ -447,7 +447,9 @@ EXPORT void swarm_drop_pages(void)
     for (int i = 0; i < num_sources; i++) {
         uintptr_t first = (sources[i].data + page - 1) / page * page;
         uintptr_t end = (sources[i].data + sources[i].size) / page * page;
-        if (end > first) madvise((void *)first, end - first, MADV_DONTNEED);
+        if (end <= first) continue;
+        madvise((void *)first, end - first, MADV_RANDOM);  // a mapping of its own: a neighbour's fault stays outside
+        madvise((void *)first, end - first, MADV_DONTNEED);
     }
 }
 

@@ -1,0 +1,403 @@
+"""
+Keep one engine process running, and answer its device's calls.
+
+The engine is llama.cpp in a process of its own (`child.py`): it may abort, and it holds the interpreter lock
+while it loads. Its device talks to us over a Unix socket; each call goes to `on_call`, which is the dispatcher.
+When the process ends it is started again, with a growing pause, and `url` says why there is none meanwhile.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from backbone.engine import build
+from backbone.engine.device import SeenLayer
+from backbone.engine.link import (
+    Floats,
+    LayerCall,
+    RequestDecoder,
+    encode_failure,
+    encode_reply,
+)
+from backbone.errors import (
+    BackboneError,
+    EngineDown,
+    EngineError,
+    EngineRefused,
+    FormulaUnsupported,
+    LinkError,
+)
+from backbone.model.formula import Formula
+
+type OnCall = Callable[[LayerCall], Awaitable[Floats]]
+
+PACKAGE_ROOT = Path(__file__).parents[2]
+READ_BYTES = 1 << 20
+STDERR_TAIL_LINES = 20
+RESTART_PAUSE_S = 0.5
+RESTART_PAUSE_MAX_S = 30.0
+STEADY_AFTER_S = 60.0  # an engine that ran this long starts anew with the shortest pause
+STOP_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How to run llama.cpp. `n_ctx` is shared by the slots: each gets n_ctx / n_parallel tokens."""
+
+    model: Path
+    swarm: bool = True  # False: plain llama.cpp, for comparison
+    n_ctx: int = 4096
+    n_parallel: int = 1
+    n_threads: int = 2
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    speculate: Literal["ngram"] | None = None
+    call_timeout_s: float = 60.0  # how long the device waits for one layer
+    ready_timeout_s: float = 600.0  # how long a model may load
+    extra: Mapping[str, Any] = field(default_factory=dict)  # dotted fields of llama.cpp's common_params
+
+
+class LinkServer:
+    """The dispatcher's end of the device's socket: one call in, one answer out."""
+
+    def __init__(self, on_call: OnCall) -> None:
+        self._on_call = on_call
+        self._directory = Path(tempfile.mkdtemp(prefix="swarm-"))
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self.path = str(self._directory / "link")
+        self.last_failure: str | None = None
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, self.path)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        if self._server is not None:
+            await self._server.wait_closed()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        decoder = RequestDecoder()
+        try:
+            while data := await reader.read(READ_BYTES):
+                for call in decoder.feed(data):
+                    answer = await self._answer_while_connected(call, reader)
+                    if answer is None:
+                        return
+                    writer.write(answer)
+                    await writer.drain()
+        except LinkError as exc:
+            self.last_failure = str(exc)
+        except ConnectionError:
+            pass  # the engine is gone, or gave this call up; it dials again
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _answer_while_connected(self, call: LayerCall, reader: asyncio.StreamReader) -> bytes | None:
+        """Answer a call; drop it when the device hangs up, which it does when its patience ends."""
+        answering = asyncio.ensure_future(self._answer(call))
+        hang_up = asyncio.ensure_future(reader.read(READ_BYTES))
+        try:
+            await asyncio.wait((answering, hang_up), return_when=asyncio.FIRST_COMPLETED)
+            if hang_up.done() and not answering.done():
+                if not hang_up.cancelled() and hang_up.exception() is None and hang_up.result():
+                    raise LinkError("a second request before the first was answered")
+                return None
+            return await answering
+        finally:
+            for future in (answering, hang_up):
+                future.cancel()
+            await asyncio.gather(answering, hang_up, return_exceptions=True)
+
+    async def _answer(self, call: LayerCall) -> bytes:
+        try:
+            return encode_reply(call, await self._on_call(call))
+        except BackboneError as exc:
+            self.last_failure = str(exc)
+        except Exception as exc:  # the dispatcher's bug must not end the engine
+            self.last_failure = f"{type(exc).__name__}: {exc}"
+        return encode_failure(call.seq, self.last_failure)
+
+
+class Engine:
+    """
+    One engine, kept alive. Async context manager: inside it, the model is loaded and `url` answers.
+
+    Raises on entering:
+        EngineRefused: llama.cpp uses the experts in a way the device does not know, or not as the GGUF said.
+        FormulaUnsupported: it is known, but not supported yet.
+        EngineError: it did not start; the message holds the last lines of its log.
+    """
+
+    def __init__(
+        self, config: EngineConfig, on_call: OnCall, expected: Mapping[int, Formula] | None = None
+    ) -> None:
+        """`expected`: the formula of each MoE layer as read from the GGUF; compared with the graph's."""
+        self.config = config
+        self.layers: list[SeenLayer] = []  # what the graph computes, by layer
+        self.starts = 0
+        self._expected = expected
+        self._link = LinkServer(on_call)
+        self._process: asyncio.subprocess.Process | None = None
+        self._stderr: deque[str] = deque(maxlen=STDERR_TAIL_LINES)
+        self._log_task: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
+        self._url: str | None = None
+        self._why_down = "it is not started"
+        self._up = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        """
+        Where llama-server listens; it changes with every start.
+
+        Raises:
+            EngineDown: there is no engine now; says why the last one ended.
+        """
+        if self._url is None:
+            raise EngineDown(f"the engine is not running: {self._why_down}")
+        return self._url
+
+    @property
+    def last_failure(self) -> str | None:
+        """Why the last failed call failed: the text that belongs to an HTTP 500 of the engine."""
+        return self._link.last_failure
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the engine process, mapped files included; 0 when it is not running."""
+        return 0 if self._url is None or self.pid is None else resident_bytes(self.pid)
+
+    async def wait_up(self) -> str:
+        """Wait until the engine answers (again); returns its URL."""
+        await self._up.wait()
+        return self.url
+
+    async def __aenter__(self) -> Self:
+        await self._link.open()
+        try:
+            await self._start()
+        except BaseException:
+            await self._shut_down()
+            raise
+        self._watch_task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.gather(self._watch_task, return_exceptions=True)
+        await self._shut_down()
+
+    async def _start(self) -> None:
+        library = await asyncio.to_thread(device_library) if self.config.swarm else None
+        read_end, write_end = os.pipe()
+        try:
+            self._stderr.clear()
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "backbone.engine.child",
+                json.dumps(self._child_config(library)),
+                str(write_end),
+                cwd=PACKAGE_ROOT,  # `-m` finds the package there, installed or not
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=(write_end,),
+            )
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        assert self._process.stderr is not None
+        self._log_task = asyncio.create_task(self._read_log(self._process.stderr))
+        report = await self._read_report(read_end)
+        self._accept(report)
+        self.starts += 1
+        self._url = report["url"]
+        self._up.set()
+
+    def _child_config(self, library: Path | None) -> dict[str, Any]:
+        config = self.config
+        return {
+            "model": str(config.model.resolve()),
+            "swarm": config.swarm,
+            "library": str(library),
+            "socket": self._link.path,
+            "call_timeout_s": config.call_timeout_s,
+            "n_ctx": config.n_ctx,
+            "n_parallel": config.n_parallel,
+            "n_threads": config.n_threads,
+            "n_batch": config.n_batch,
+            "n_ubatch": config.n_ubatch,
+            "speculate": config.speculate,
+            "extra": dict(config.extra),
+        }
+
+    async def _read_report(self, read_end: int) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        pipe = os.fdopen(read_end, "rb")
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            line = await asyncio.wait_for(reader.readline(), self.config.ready_timeout_s)
+        except TimeoutError as exc:
+            message = f"the model was not loaded within {self.config.ready_timeout_s:.0f} s"
+            raise EngineError(f"{message}: {self._tail()}") from exc
+        except ValueError as exc:  # a line beyond the reader's limit
+            raise EngineError(f"the engine's report is malformed: {exc}") from exc
+        finally:
+            transport.close()
+        if not line:
+            raise EngineError(f"the engine ended while loading: {await self._describe_end()}")
+        report: dict[str, Any] = json.loads(line)
+        return report
+
+    def _accept(self, report: dict[str, Any]) -> None:
+        """Check what the child says of the model against what we know of it."""
+        match report:
+            case {"code": EngineRefused.code}:
+                raise EngineRefused(report["op"], report["layer"], report["tensor"], report["why"])
+            case {"code": FormulaUnsupported.code}:
+                raise FormulaUnsupported(report["what"], report["layer"])
+            case {"error": error}:
+                raise EngineError(f"the engine did not start: {error}: {self._tail()}")
+        self.layers = [SeenLayer.from_json(entry) for entry in report.get("layers", [])]
+        if self._expected is None or not self.config.swarm:
+            return
+        seen = {entry.layer: entry.formula for entry in self.layers}
+        for layer, formula in self._expected.items():
+            if layer not in seen:
+                raise EngineRefused("MUL_MAT_ID", layer, f"blk.{layer}", "the graph does not use its experts")
+            if seen[layer] != formula:
+                difference = formula_difference(formula, seen[layer])
+                raise EngineRefused("MUL_MAT_ID", layer, f"blk.{layer}", f"graph and GGUF differ: {difference}")
+
+    async def _watch(self) -> None:
+        """Start the engine again whenever it ends."""
+        loop = asyncio.get_running_loop()
+        pause_s = RESTART_PAUSE_S
+        while True:
+            assert self._process is not None
+            began = loop.time()
+            await self._process.wait()
+            self._url = None
+            self._up.clear()
+            self._why_down = await self._describe_end()
+            if loop.time() - began > STEADY_AFTER_S:
+                pause_s = RESTART_PAUSE_S
+            while self._url is None:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RESTART_PAUSE_MAX_S)
+                try:
+                    await self._start()
+                except BackboneError as exc:
+                    self._why_down = str(exc)
+                    await self._kill()
+
+    async def _shut_down(self) -> None:
+        self._url = None
+        self._up.clear()
+        self._why_down = "it was stopped"
+        await self._kill()
+        await self._link.close()
+
+    async def _kill(self) -> None:
+        """Let the process end by closing its standard input; after a while, make it."""
+        process = self._process
+        if process is None:
+            return
+        if process.returncode is None:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if self._log_task is not None:
+            await asyncio.wait((self._log_task,), timeout=STOP_TIMEOUT_S)
+            self._log_task.cancel()
+
+    async def _read_log(self, stderr: asyncio.StreamReader) -> None:
+        """Keep the last lines of the engine's log."""
+        while True:
+            try:
+                line = await stderr.readline()
+            except ValueError:
+                continue  # longer than the reader's limit
+            if not line:
+                return
+            self._stderr.append(line.decode("utf-8", "replace").rstrip())
+
+    async def _describe_end(self) -> str:
+        assert self._process is not None
+        code = await self._process.wait()
+        if self._log_task is not None:
+            await asyncio.wait((self._log_task,), timeout=1.0)
+        how = f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        return f"{how}: {self._tail()}"
+
+    def _tail(self) -> str:
+        return " / ".join(line for line in self._stderr if line)[-2000:] or "it wrote nothing"
+
+
+def device_library() -> Path:
+    """
+    Where the compiled device is: built now from a checkout, taken as packed from an installed package.
+
+    Raises:
+        EngineError: neither is possible.
+    """
+    if (build.HERE / build.SOURCES[0]).exists():
+        try:
+            return build.build_default()
+        except build.BuildError as exc:
+            raise EngineError(str(exc)) from exc
+    library = build.BUILT / build.LIBRARY
+    if not library.exists():
+        raise EngineError(f"the package lacks {library.name}: install a wheel built for this platform")
+    return library
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process, from /proc; 0 where there is none."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
+def formula_difference(expected: Formula, seen: Formula) -> str:
+    """Name the fields that differ: `activation silu, in the graph gelu`."""
+    a, b = expected.to_json(), seen.to_json()
+    return "; ".join(f"{name} {a[name]}, in the graph {b[name]}" for name in a if a[name] != b[name])
