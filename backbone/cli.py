@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 
 from backbone.config import Config, default_cache_dir
@@ -16,6 +15,7 @@ from backbone.lanes.relayed import session_url
 from backbone.model.demo_model import ensure_demo_model
 from backbone.node.cli import size_bytes
 from backbone.server import Backbone
+from relay import __version__
 from relay.wire.tensors import Grid
 
 ENVIRONMENT_PREFIX = "BACKBONE_"
@@ -30,7 +30,7 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="backbone", description="Serve a Mixture-of-Experts model whose experts a swarm computes."
     )
-    top.add_argument("--version", action="version", version=f"backbone {version('expertswarm')}")
+    top.add_argument("--version", action="version", version=f"backbone {__version__}")
     commands = top.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="serve a model; OpenAI-compatible")
     model = default("model", None)
@@ -142,3 +142,7 @@ async def _serve(config: Config) -> int:
             print("no relay given: all experts are computed on this machine", flush=True)
         await stop.wait()
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

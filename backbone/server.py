@@ -38,6 +38,7 @@ from backbone.model.calibrate import TEXTS, GridMeter
 from backbone.model.gguf import Model, open_model
 from backbone.model.grids import load_grids, save_grids
 from backbone.model.slices import LayerGrid, Manifest, build_manifest, slice_hashes
+from relay import __version__
 from relay.wire.calls import model_tag
 from relay.wire.fields import Fields
 from relay.wire.manifest import Manifest as WireManifest
@@ -46,7 +47,7 @@ from relay.wire.tensors import row_exponents
 
 log = logging.getLogger(__name__)
 
-AGENT = "expertswarm-backbone/0.1"
+AGENT = f"backbone {__version__}"
 CALIBRATION_TIMEOUT_S = 600.0
 GRACE_S = 2  # streams still open at the end get so long
 
@@ -94,7 +95,7 @@ class Backbone:
         self._stack.callback(local.close)
         self.engine = Engine(
             EngineConfig(
-                model_path=self.model.path,
+                model=self.model.path,
                 n_ctx=config.context * config.parallel,
                 n_parallel=config.parallel,
                 n_threads=threads,
@@ -102,6 +103,7 @@ class Backbone:
                 call_timeout_s=config.call_timeout_s,
             ),
             lambda call: self._answer(call),
+            {layer: moe.formula for layer, moe in self.model.layers.items()},
         )
         self._answer = self._not_ready
         await self._stack.enter_async_context(self.engine)
@@ -194,7 +196,6 @@ class Backbone:
     async def _open_door(self) -> None:
         door = Door(
             engine_url=lambda: self.engine.url,
-            why_down=lambda: self.engine.why_down,
             last_failure=lambda: self.dispatcher.last_failure,
             status=self.status,
             metrics=tally_registry(

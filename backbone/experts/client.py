@@ -22,6 +22,7 @@ from backbone.experts.combine import step_exponents, to_float
 from backbone.experts.deadlines import DeadlinePolicy, NodeRecord
 from backbone.experts.dispatch import Picks, row_chunks
 from backbone.experts.local import LocalExperts, LocalRows
+from backbone.experts.native import KernelError
 from backbone.experts.nodes import NOBODY, Node, NodeTable
 from backbone.experts.plans import LayerPlan
 from backbone.experts.round import Action, CancelCall, Compute, Round, Send, Timing
@@ -299,20 +300,30 @@ class Dispatcher:
 
     def _compute(self, call: _Call, compute: Compute, now: float) -> None:
         call.sent[compute.call_id] = _Sent(now, len(compute.picks.experts), None)
+        try:
+            sums = self._local.compute_at_once(call.plan.layer, call.rows, compute.picks)
+        except KernelError as exc:
+            self._failed(call, compute.call_id, "compute", str(exc), now)
+            return
+        if sums is not None:
+            self._computed_well(call, compute, sums)
+            return
         task = asyncio.ensure_future(self._local.compute(call.plan.layer, call.rows, compute.picks))
         task.add_done_callback(lambda done: self._computed(call, compute, done))
 
     def _computed(self, call: _Call, compute: Compute, done: "asyncio.Future[npt.NDArray[np.int64]]") -> None:
-        now = self._clock()
         if done.cancelled():
-            self._act(call, call.round.failure(compute.call_id, "compute", "cancelled", now), now)
+            self._failed(call, compute.call_id, "compute", "cancelled", self._clock())
         elif (exc := done.exception()) is not None:
-            self._act(call, call.round.failure(compute.call_id, "compute", str(exc), now), now)
+            self._failed(call, compute.call_id, "compute", str(exc), self._clock())
         else:
-            sent = call.sent[compute.call_id]
-            work = self.tally.of(Tally.LOCAL_NAME, Tally.LOCAL_NAME, self._local.build, "local")
-            work.used(call.plan.layer, sent.num_picks, now - sent.at, now - sent.at)
-            self._act(call, call.round.partial(compute.call_id, done.result(), now), now)
+            self._computed_well(call, compute, done.result())
+
+    def _computed_well(self, call: _Call, compute: Compute, sums: npt.NDArray[np.int64]) -> None:
+        now, sent = self._clock(), call.sent[compute.call_id]
+        work = self.tally.of(Tally.LOCAL_NAME, Tally.LOCAL_NAME, self._local.build, "local")
+        work.used(call.plan.layer, sent.num_picks, now - sent.at, now - sent.at)
+        self._act(call, call.round.partial(compute.call_id, sums, now), now)
 
     def _failed(self, call: _Call, call_id: int, phase: str, reason: str, now: float) -> None:
         self._act(call, call.round.failure(call_id, phase, reason, now), now)

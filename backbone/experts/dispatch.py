@@ -42,6 +42,12 @@ class Picks:
             np.ascontiguousarray(weights).ravel(),
         )
 
+    def distinct(self) -> tuple[list[int], npt.NDArray[np.uint16]]:
+        """Give the experts without repetition, and for each pick its place among them."""
+        place: dict[int, int] = {}
+        index = [place.setdefault(expert, len(place)) for expert in self.experts.tolist()]
+        return list(place), np.array(index, np.uint16)
+
     def split(self, part_of_expert: npt.NDArray[np.intp], num_parts: int) -> list["Picks"]:
         """Divide by expert; `part_of_expert[e]` names the part. Keeps the order of picks inside each part."""
         part_of_pick = part_of_expert[self.experts]

@@ -22,6 +22,7 @@ from backbone.model.gguf import Model
 from relay.wire.tensors import Grid, XEncoding, encode_x
 
 SPLIT_PICKS = 16  # from so many picks on, the threads pay for their hand-over
+AT_ONCE_BYTES = 8 << 20  # weights times rows that a core reads in less time than two hand-overs take
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +60,16 @@ class LocalExperts:
         self._packed: OrderedDict[tuple[int, int], PackedExpert] = OrderedDict()
         self._packed_bytes = 0
 
+    def compute_at_once(self, layer: int, rows: LocalRows, picks: Picks) -> npt.NDArray[np.int64] | None:
+        """Like `compute`, in this very thread, when that is quicker than asking another; else None."""
+        slice_bytes = self._model.layers[layer].formula.slice_bytes
+        if len(picks.experts) * slice_bytes > AT_ONCE_BYTES:
+            return None
+        with self._lock:
+            if not all((layer, expert) in self._packed for expert in picks.experts.tolist()):
+                return None
+        return self._answer(layer, rows, picks)
+
     async def compute(self, layer: int, rows: LocalRows, picks: Picks) -> npt.NDArray[np.int64]:
         """
         Give the integer sums of these picks, [num_tokens, hidden_dim].
@@ -80,17 +91,18 @@ class LocalExperts:
     def outputs(self, layer: int, encoding: XEncoding, call: LayerCall) -> npt.NDArray[np.float32]:
         """Give the weighted sums as floats, [num_tokens, hidden_dim], before there is a grid: for measuring
         one."""
-        used, pick_expert = np.unique(call.ids, return_inverse=True)
+        picks = Picks.of(call.ids, call.weights)
+        used, pick_expert = picks.distinct()
         num_tokens, top_k = call.ids.shape
         outputs = self._kernel.outputs(
             self._model.layers[layer].formula,
             encode_x(call.x, encoding),
             int(encoding),
             num_tokens,
-            np.full(num_tokens, top_k, np.uint16),
-            [self.expert(layer, expert) for expert in used.tolist()],
-            pick_expert.ravel().astype(np.uint16),
-            call.weights.ravel(),
+            picks.counts,
+            [self.expert(layer, expert) for expert in used],
+            pick_expert,
+            picks.weights,
         )
         return outputs.reshape(num_tokens, top_k, -1).sum(axis=1)
 
@@ -116,7 +128,7 @@ class LocalExperts:
         return packed
 
     def _answer(self, layer: int, rows: LocalRows, picks: Picks) -> npt.NDArray[np.int64]:
-        used, pick_expert = np.unique(picks.experts, return_inverse=True)
+        used, pick_expert = picks.distinct()
         return self._kernel.answer(
             self._model.layers[layer].formula,
             rows.x,
@@ -126,7 +138,7 @@ class LocalExperts:
             int(rows.grid),
             rows.layer_exponents,
             picks.counts,
-            [self.expert(layer, expert) for expert in used.tolist()],
-            pick_expert.astype(np.uint16),
+            [self.expert(layer, expert) for expert in used],
+            pick_expert,
             picks.weights,
         )

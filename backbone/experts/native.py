@@ -33,6 +33,8 @@ BUILT = Path(__file__).resolve().parent.parent / "_built"
 ABI_VERSION = 1
 SELF_TEST_ROWS = 7  # has a tile of every size
 ALIGN = 64
+_ARM = platform.machine().lower() in ("arm64", "aarch64")
+NATIVE_BUILDS = ("scalar", "neon") if _ARM else ("scalar", "sse41", "avx2")  # worst first, by expert_cpu_level()
 
 
 class KernelError(Exception):
@@ -253,10 +255,10 @@ class NativeKernel:
             raise KernelFault(code, f"{self.build}, format {ggml_type}, digest {digest.tobytes().hex()}")
         return digest.tobytes().hex()
 
-    def read_memory(self, data: npt.NDArray[np.uint8]) -> int:
-        """Read memory as fast as this build can; a checksum comes back. For benchmarks."""
-        result: int = self._lib.expert_read_memory(data.ctypes.data, data.size)
-        return result
+    def read_expert(self, packed: PackedExpert) -> int:
+        """Read an expert as fast as memory allows; a checksum comes back. For benchmarks."""
+        checksum: int = self._lib.expert_read_memory(packed.address, packed.size_bytes)
+        return checksum
 
     def _formula(self, formula: Formula) -> tuple[_CFormula, int, int]:
         """Give the C form of a formula with the sizes of its slices, as found and packed."""
@@ -329,9 +331,7 @@ class NativeKernel:
 
 
 def _best_build(folder: Path) -> str:
-    level = _load(folder, "scalar").expert_cpu_level()
-    arm = platform.machine().lower() in ("arm64", "aarch64")
-    return "neon" if arm else ("scalar", "sse41", "avx2")[level]
+    return NATIVE_BUILDS[_load(folder, "scalar").expert_cpu_level()]
 
 
 def _load(folder: Path, name: str) -> ctypes.CDLL:

@@ -19,6 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from backbone.errors import EngineDown
+
 MAX_BODY_BYTES = 32 << 20  # a long chat with images encoded in it; more is a mistake or an attack
 CONNECT_TIMEOUT_S = 5.0
 FORWARDED = {  # path -> methods: what the engine may be asked from outside
@@ -37,15 +39,13 @@ class Door:
     """
     What the gateway needs of the backbone; all of it is asked anew for each request.
 
-    engine_url: where the engine listens now, or None while it is down.
-    why_down: one sentence for the client while it is down.
+    engine_url: where the engine listens now; raises EngineDown, with the reason, while it does not.
     last_failure: what the last failed layer call said, or None.
     status: the backbone's state as JSON.
     metrics: the backbone's metrics in Prometheus' text format.
     """
 
-    engine_url: Callable[[], str | None]
-    why_down: Callable[[], str]
+    engine_url: Callable[[], str]
     last_failure: Callable[[], str | None]
     status: Callable[[], Mapping[str, Any]]
     metrics: Callable[[], bytes]
@@ -74,9 +74,10 @@ def create_gateway(door: Door, api_keys: Sequence[str]) -> Starlette:
             return Response(status_code=499)
         if body is None:
             return _error(413, "request_too_large", f"the request body exceeds {MAX_BODY_BYTES >> 20} MiB")
-        url = door.engine_url()
-        if url is None:
-            return _error(503, "engine_down", door.why_down())
+        try:
+            url = door.engine_url()
+        except EngineDown as exc:
+            return _error(503, exc.code, str(exc))
         failure_before = door.last_failure()
         content_type = request.headers.get("content-type", "application/json")
         upstream_request = client.build_request(
@@ -85,7 +86,7 @@ def create_gateway(door: Door, api_keys: Sequence[str]) -> Starlette:
         try:
             upstream = await client.send(upstream_request, stream=True)
         except httpx.HTTPError as exc:
-            return _error(503, "engine_down", f"{door.why_down()} ({type(exc).__name__})")
+            return _error(503, EngineDown.code, f"the engine does not answer: {type(exc).__name__} {exc}")
         if upstream.status_code >= 500:
             text = (await upstream.aread()).decode("utf-8", "replace")
             await upstream.aclose()
@@ -100,8 +101,11 @@ def create_gateway(door: Door, api_keys: Sequence[str]) -> Starlette:
         )
 
     async def health(_: Request) -> Response:
-        ready = door.engine_url() is not None
-        return JSONResponse({"status": "ok" if ready else "engine down"}, status_code=200 if ready else 503)
+        try:
+            door.engine_url()
+        except EngineDown as exc:
+            return JSONResponse({"status": str(exc)}, status_code=503)
+        return JSONResponse({"status": "ok"})
 
     async def status(request: Request) -> Response:
         if not allowed(request):
@@ -131,7 +135,7 @@ async def _relay_body(upstream: httpx.Response) -> AsyncIterator[bytes]:
         async for chunk in upstream.aiter_raw():
             yield chunk
     except httpx.HTTPError as exc:  # the engine died in mid-stream: say so inside the stream, then end it
-        error = {"code": "engine_down", "message": f"the engine stopped: {type(exc).__name__}"}
+        error = {"code": EngineDown.code, "message": f"the engine stopped: {type(exc).__name__}"}
         yield f"data: {json.dumps({'error': error})}\n\n".encode()
     finally:
         await upstream.aclose()

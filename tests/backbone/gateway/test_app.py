@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from backbone.errors import EngineDown
 from backbone.gateway.app import MAX_BODY_BYTES, Door, create_gateway
 
 
@@ -24,6 +25,11 @@ class Upstream:
     seen: list[bytes] = field(default_factory=list)
     failure: str | None = None
     on_chat: Callable[[], Response] = field(default=lambda: JSONResponse({"ok": True}))
+
+    def address(self) -> str:
+        if self.url is None:
+            raise EngineDown("the engine stopped: out of memory")
+        return self.url
 
     async def chat(self, request: Request) -> Response:
         self.seen.append(await request.body())
@@ -55,8 +61,7 @@ async def door(*keys: str) -> AsyncIterator[tuple[httpx.AsyncClient, Upstream]]:
     upstream = Upstream()
     gateway = create_gateway(
         Door(
-            engine_url=lambda: upstream.url,
-            why_down=lambda: "the engine stopped: out of memory",
+            engine_url=upstream.address,
             last_failure=lambda: upstream.failure,
             status=lambda: {"nodes": []},
             metrics=lambda: b"swarm_layer_calls_total 3.0\n",
