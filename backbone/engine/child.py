@@ -20,6 +20,10 @@ from backbone.errors import BackboneError, EngineRefused, FormulaUnsupported
 # network away, and the local kernel wants the cores. Read by the OpenMP runtime when the library is loaded.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": "", "LLAMA_LOG_COLORS": "off"}
 
+# llama.cpp's own (12 and 48) draft only once 60 tokens repeat; a round trip saved is worth an earlier guess.
+NGRAM_LOOKUP_TOKENS = 5
+NGRAM_DRAFT_TOKENS = 12
+
 LOG_WARNINGS = 2  # llama.cpp's verbosity: 1 errors, 2 warnings, 3 information
 
 
@@ -99,6 +103,8 @@ def _params(xllamacpp: Any, config: dict[str, Any]) -> Any:
     params.no_extra_bufts = True  # no repacking: weights stay as they are mapped from the file
     if config["speculate"] == "ngram":
         params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+        params.speculative.ngram_simple.size_n = NGRAM_LOOKUP_TOKENS
+        params.speculative.ngram_simple.size_m = NGRAM_DRAFT_TOKENS
     if config["swarm"]:
         params.tensor_buft_overrides = f"{WEIGHTS_PATTERN}={DEVICE_NAME}"
     for name, value in config["extra"].items():

@@ -122,7 +122,7 @@ class Device:
     def stats(self) -> dict[str, int]:
         stats = _Stats()
         self._c.swarm_read_stats(ctypes.byref(stats))
-        return {name: int(getattr(stats, name)) for name, _ in _Stats._fields_}
+        return {name: int(getattr(stats, name)) for name, *_ in _Stats._fields_}
 
 
 def _seen(c: _Layer) -> SeenLayer:

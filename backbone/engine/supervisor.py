@@ -298,7 +298,9 @@ class Engine:
                 raise EngineRefused("MUL_MAT_ID", layer, f"blk.{layer}", "the graph does not use its experts")
             if seen[layer] != formula:
                 difference = formula_difference(formula, seen[layer])
-                raise EngineRefused("MUL_MAT_ID", layer, f"blk.{layer}", f"graph and GGUF differ: {difference}")
+                raise EngineRefused(
+                    "MUL_MAT_ID", layer, f"blk.{layer}", f"graph and GGUF differ: {difference}"
+                )
 
     async def _watch(self) -> None:
         """Start the engine again whenever it ends."""

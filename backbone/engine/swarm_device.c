@@ -251,6 +251,7 @@ static int compute(struct ggml_cgraph *graph)
         return ABI_STATUS_FAILED;
     }
     const struct ggml_tensor *x = found.x, *ids = found.ids, *weights = found.weights, *out = found.out;
+    if (ids->ne[1] == 0) return ABI_STATUS_SUCCESS;  // last layer of a prompt's piece that wants no logits
     struct link_call call = {
         .layer = (uint32_t)found.seen.layer,
         .num_tokens = (uint32_t)ids->ne[1],
