@@ -20,7 +20,7 @@ from relay.wire.messages import AssignLayer, Dispatch, Partial
 from relay.wire.tensors import Grid, XEncoding, encode_x, row_exponents
 
 _SPEED_SHAPE = Formula(hidden_dim=1024, expert_dim=512, gate_type=8, up_type=8, down_type=8)
-_SPEED_EXPERTS = 8  # 13 MB together: more than a core's cache holds
+_SPEED_EXPERTS = 8  # 13 MB together: more than the caches of a phone hold
 _SPEED_RUNS = 5
 
 

@@ -1,0 +1,499 @@
+/**
+ * Run a node: the driver that carries out what `node.js` decides; mirrors `backbone/node/client.py`.
+ *
+ * It knows a transport, a kernel and a store by their interfaces only, so the tests run it in one process. The kernel
+ * computes on this thread: a reply leaves in the turn in which its computation ends.
+ */
+
+import { CallRefused, messageOf, SliceFault } from './errors.js';
+import { NodeMachine } from './node.js';
+import { modelTag } from './wire/calls.js';
+import { clipReason } from './wire/close.js';
+import { NodeSession } from './wire/session.js';
+import { answer, proveAndTime, refusal } from './work.js';
+
+const TIMES_KEPT = 101; // the median of so many last calls is shown
+const ABNORMAL = 1006; // RFC 6455 §7.1.5
+const IDLE_S = 0.02; // after so long without a call nothing has piled up
+
+/**
+ * @typedef {import('./kernels/kernel.js').Kernel} Kernel
+ * @typedef {import('./kernels/kernel.js').PackedExpert} PackedExpert
+ * @typedef {import('./transports/transport.js').Transport} Transport
+ * @typedef {import('./node.js').Effect} Effect
+ * @typedef {import('./node.js').NodeEvent} NodeEvent
+ * @typedef {import('./wire/messages.js').AssignLayer} AssignLayer
+ * @typedef {import('./wire/session.js').DispatchReceived} DispatchReceived
+ * @typedef {{id: string, secret: string}} Identity
+ *
+ * @typedef {object} ClientOptions
+ * @property {number} memoryBytes  the pledge
+ * @property {string} name
+ * @property {string} agent
+ * @property {Identity} identity
+ * @property {{battery: number|null, metered: boolean}} power
+ * @property {import('./transports/transport.js').Connect} connect
+ * @property {() => Promise<Kernel>} loadKernel
+ * @property {import('./store.js').Keeper} keeper
+ * @property {(slice: string, signal: AbortSignal) => Promise<Response>} fetchSlice
+ * @property {() => number} [clock]  seconds, monotonic
+ * @property {() => number} [random]
+ * @property {(task: () => void) => void} [defer]  run in a later turn, after the messages that wait
+ * @property {() => void} [onChange]  something may have changed; ask `status()`
+ *
+ * @typedef {object} Status
+ * @property {import('./node.js').State} state
+ * @property {string} reason  why it is closed, or why the last session ended
+ * @property {number|null} retryInS
+ * @property {string} relay
+ * @property {string} path
+ * @property {string} kernel
+ * @property {number} gbPerS
+ * @property {'untested'|'passed'|'failed'} kernelTest
+ * @property {number} calls
+ * @property {number} rows
+ * @property {number} failed
+ * @property {number} layers
+ * @property {number} experts
+ * @property {number} wanted
+ * @property {number} loaded
+ * @property {number} heldBytes
+ * @property {number} pledgedBytes
+ * @property {number|null} medianMs
+ * @property {number|null} rttMs
+ * @property {number} bytesIn
+ * @property {number} bytesOut
+ * @property {string} store
+ * @property {number} keptBytes
+ * @property {boolean} storeFull
+ * @property {string} lastFault
+ */
+
+/** One node. */
+export class NodeClient {
+  /** @param {ClientOptions} options */
+  constructor(options) {
+    this.options = options;
+    this.clock = options.clock ?? (() => performance.now() / 1000);
+    this.machine = new NodeMachine({ memoryBytes: options.memoryBytes }, options.random ?? Math.random);
+    this.power = options.power;
+    this.defer = options.defer ?? deferByChannel();
+    this.computedAt = -Infinity;
+    /** @type {Kernel|null} */
+    this.kernel = null;
+    /** @type {'untested'|'passed'|'failed'} */
+    this.kernelTest = 'untested';
+    /** @type {Map<string, {packed: PackedExpert, sizeBytes: number}>} */
+    this.held = new Map();
+    /** @type {Map<number, AssignLayer>} */
+    this.assigned = new Map();
+    /** @type {Map<string, AbortController>} */
+    this.fetches = new Map();
+    /** @type {Transport|null} */
+    this.transport = null;
+    /** @type {NodeSession|null} */
+    this.session = null;
+    /** @type {ReturnType<typeof setTimeout>|undefined} */
+    this.timer = undefined;
+    this.relay = '';
+    this.path = '';
+    this.lastClose = '';
+    this.lastFault = '';
+    this.bytesIn = 0;
+    this.bytesOut = 0;
+    /** @type {number[]} */
+    this.times = [];
+  }
+
+  // --- what the owner may ask
+
+  start() {
+    this.tell({ type: 'Start' });
+  }
+
+  /** @param {boolean} paused */
+  pause(paused) {
+    this.tell({ type: paused ? 'PauseAsked' : 'ResumeAsked' });
+  }
+
+  /** @param {string} reason */
+  leave(reason) {
+    this.tell({ type: 'LeaveAsked', reason });
+  }
+
+  /** The page is about to be frozen. @param {string} reason */
+  sleep(reason) {
+    this.tell({ type: 'SleepAsked', reason });
+  }
+
+  /** The page runs again after it did not for a while. */
+  wake() {
+    this.tell({ type: 'Woke' });
+  }
+
+  /** @param {{battery: number|null, metered: boolean}} power */
+  setPower(power) {
+    this.power = power;
+    if (this.session?.state === 'ready') this.carryOut([{ type: 'SendOffer', inventory: [...this.machine.held].sort() }]);
+    this.flush();
+  }
+
+  /** @returns {Status} */
+  status() {
+    const { machine, transport, options } = this;
+    const ready = Object.values(machine.ready());
+    const times = [...this.times].sort((a, b) => a - b);
+    return {
+      state: machine.state,
+      reason: machine.closedReason ?? this.lastClose,
+      retryInS: machine.connectAt === null ? null : Math.max(0, machine.connectAt - this.clock()),
+      relay: this.relay,
+      path: this.path,
+      kernel: this.kernel?.build ?? '',
+      gbPerS: machine.kernel?.gbPerS ?? 0,
+      kernelTest: this.kernelTest,
+      calls: machine.counters.calls,
+      rows: machine.counters.rows,
+      failed: machine.counters.failed,
+      layers: ready.length,
+      experts: ready.reduce((sum, experts) => sum + experts.length, 0),
+      wanted: machine.wanted.size,
+      loaded: [...machine.wanted.keys()].filter((slice) => machine.held.has(slice)).length,
+      heldBytes: [...this.held.values()].reduce((sum, held) => sum + held.sizeBytes, 0),
+      pledgedBytes: options.memoryBytes,
+      medianMs: times.length ? times[times.length >> 1] : null,
+      rttMs: this.session?.rttMs ?? null,
+      bytesIn: this.bytesIn + (transport?.bytesReceived ?? 0),
+      bytesOut: this.bytesOut + (transport?.bytesSent ?? 0),
+      store: options.keeper.store.kind,
+      keptBytes: options.keeper.keptBytes,
+      storeFull: options.keeper.full,
+      lastFault: this.lastFault,
+    };
+  }
+
+  // --- the machine and its effects
+
+  /** @param {NodeEvent} event */
+  tell(event) {
+    this.carryOut(this.machine.receive(event, this.clock()));
+    this.flush();
+    this.options.onChange?.();
+  }
+
+  /** @param {Effect[]} effects */
+  carryOut(effects) {
+    for (const effect of effects) {
+      switch (effect.type) {
+        case 'Compute': this.compute(effect.ticket, effect.call); break;
+        case 'Reply': this.reply(effect.call, effect.result); break;
+        case 'SendFailure': {
+          const { peer, callId, epoch, code, message, phase, layer, expert } = effect;
+          this.live()?.sendFailure(peer, BigInt(callId), epoch, { code, message, phase, layer, expert });
+          break;
+        }
+        case 'FetchSlice': this.fetch(effect.slice, effect.layer, effect.sizeBytes); break;
+        case 'StopFetch':
+          this.fetches.get(effect.slice)?.abort();
+          this.fetches.delete(effect.slice);
+          break;
+        case 'FreeSlice': this.free(effect.slice); break;
+        case 'TestKernel': this.testKernel(); break;
+        case 'Connect': this.connect(effect.resume); break;
+        case 'Disconnect': this.disconnect(effect.code, effect.reason); break;
+        case 'SendOffer': this.offer(effect.inventory); break;
+        case 'SendReady': this.live()?.sendSliceReady(effect.epoch, effect.experts); break;
+        case 'SendPause': this.live()?.sendPause(effect.paused); break;
+        case 'SendBye': this.live()?.sendBye(effect.reason, effect.code); break;
+      }
+    }
+  }
+
+  /** The session, while it takes words. */
+  live() {
+    return this.session !== null && this.session.closed === null ? this.session : null;
+  }
+
+  /** @param {string[]} held */
+  offer(held) {
+    this.live()?.sendOffer({
+      kernel: this.kernel?.build ?? '',
+      memoryBytes: this.options.memoryBytes,
+      gbPerS: this.machine.kernel?.gbPerS ?? 0,
+      battery: this.power.battery,
+      metered: this.power.metered,
+      name: this.options.name.slice(0, 40),
+      inventory: [...new Set([...held, ...this.options.keeper.inventory()])].sort(),
+    });
+  }
+
+  /** Write what the session has to say, then arm the next timer. */
+  flush() {
+    this.write();
+    clearTimeout(this.timer);
+    const times = [this.machine.nextTimer(), this.session?.nextTimer() ?? null].filter((t) => t !== null);
+    if (times.length) this.timer = setTimeout(() => this.onTimer(), Math.max(0, Math.min(...times) - this.clock()) * 1000);
+  }
+
+  write() {
+    for (const data of this.session?.dataToSend() ?? []) this.transport?.send(data);
+  }
+
+  onTimer() {
+    const now = this.clock();
+    this.session?.handleTimer(now);
+    this.sessionEvents();
+    this.carryOut(this.machine.handleTimer(now));
+    this.flush();
+    this.options.onChange?.();
+  }
+
+  // --- session
+
+  /** @param {boolean} resume */
+  connect(resume) {
+    const session = new NodeSession(this.clock());
+    const { identity, agent } = this.options;
+    this.session = session;
+    this.transport = this.options.connect({
+      onOpen: () => {
+        if (session !== this.session) return;
+        session.sendHello({ role: 'node', id: identity.id, secret: identity.secret, token: null, agent, resume });
+        this.flush();
+      },
+      onMessage: (data) => {
+        if (session !== this.session) return;
+        session.receiveData(data, this.clock());
+        this.sessionEvents();
+        this.flush();
+      },
+      onClosed: (code, reason) => {
+        if (session !== this.session) return;
+        session.receiveClose(code || ABNORMAL, reason);
+        this.sessionEvents();
+        this.flush();
+      },
+    });
+    this.path = this.transport.path;
+  }
+
+  /** Translate what the session saw into what the machine understands. */
+  sessionEvents() {
+    for (const event of this.session?.events() ?? []) {
+      switch (event.type) {
+        case 'DispatchReceived': this.tell({ type: 'DispatchReceived', call: callOf(event) }); break;
+        case 'CancelReceived': this.tell({ type: 'CancelReceived', peer: event.peer, callId: event.callId }); break;
+        case 'CorruptReceived': {
+          const message = event.error.message.slice(0, 500);
+          const failure = { code: 'bad_frame', message, phase: 'queue', layer: null, expert: null };
+          this.live()?.sendFailure(event.peer, event.callId, event.epoch, failure);
+          break;
+        }
+        case 'Welcome':
+          this.relay = event.relay;
+          this.lastClose = '';
+          this.tell({ type: 'Welcomed' });
+          break;
+        case 'Assign': this.tell({ type: 'Assigned', assignment: this.assignmentOf(event) }); break;
+        case 'Drain': this.tell({ type: 'DrainReceived', reconnectAfterS: event.reconnectAfterS }); break;
+        case 'Closed':
+          this.lastClose = event.reason || `the connection ended (${event.code})`;
+          this.disconnect(event.code, event.reason);
+          this.tell({ type: 'Closed', code: event.code, reason: event.reason });
+          break;
+        default: // a failure of a call we answered; nothing to do
+      }
+    }
+  }
+
+  /** @param {number} code @param {string} reason */
+  disconnect(code, reason) {
+    this.write();
+    if (this.transport !== null) {
+      this.bytesIn += this.transport.bytesReceived;
+      this.bytesOut += this.transport.bytesSent;
+      this.transport.close(code, clipReason(reason));
+    }
+    this.transport = null;
+    this.session = null;
+  }
+
+  /** Keep the layers this kernel can compute; name the others. @param {import('./wire/messages.js').Assign} assign */
+  assignmentOf(assign) {
+    const layers = assign.layers.filter((layer) => {
+      const why = refusal(layer.formula);
+      if (why !== null) this.fault(`layer ${layer.layer} is not served: ${why}`);
+      return why === null;
+    });
+    this.assigned = new Map(layers.map((layer) => [layer.layer, layer]));
+    return {
+      epoch: assign.epoch,
+      peer: assign.peer,
+      modelTag: assign.model === null ? 0 : modelTag(assign.model),
+      layers: layers.map((layer) => ({
+        layer: layer.layer,
+        experts: layer.experts,
+        sliceBytes: layer.sliceBytes,
+        hiddenDim: layer.formula.hidden_dim,
+        grids: layer.grid.x16 === null ? [0] : [0, 1],
+      })),
+    };
+  }
+
+  /** @param {string} message */
+  fault(message) {
+    this.lastFault = message;
+  }
+
+  // --- slices
+
+  /** Get, verify and pack one slice; the outcome goes to the machine. @param {string} slice @param {number} layer @param {number} sizeBytes */
+  async fetch(slice, layer, sizeBytes) {
+    const abort = new AbortController();
+    this.fetches.set(slice, abort);
+    const formula = this.assigned.get(layer)?.formula;
+    try {
+      if (formula === undefined || this.kernel === null) throw new SliceFault(slice, 'its layer is not assigned');
+      const kept = await this.options.keeper.read(slice);
+      let data = kept;
+      if (data === null || data.length !== sizeBytes || (await this.sha256(data)) !== slice) {
+        if (kept !== null) await this.options.keeper.remove(slice); // cut off, or rotten: never "exists, so ok"
+        data = await download(await this.options.fetchSlice(slice, abort.signal), slice, sizeBytes);
+        const found = await this.sha256(data);
+        if (found !== slice) throw new SliceFault(slice, `the bytes that came hash to ${found.slice(0, 12)}`);
+        await this.options.keeper.write(slice, data, (s) => this.machine.wanted.has(s));
+      }
+      if (this.fetches.get(slice) !== abort) return; // stopped meanwhile
+      this.free(slice);
+      this.held.set(slice, { packed: this.kernel.pack(formula, data), sizeBytes });
+    } catch (error) {
+      if (this.fetches.get(slice) !== abort) return;
+      this.fetches.delete(slice);
+      this.fault(messageOf(error));
+      this.tell({ type: 'SliceFailed', slice, reason: messageOf(error) });
+      return;
+    }
+    this.fetches.delete(slice);
+    this.tell({ type: 'SliceLoaded', slice });
+  }
+
+  /** With the browser's own code where it has one: plain http pages have none. @param {Uint8Array} data @returns {Promise<string>} */
+  async sha256(data) {
+    const subtle = globalThis.crypto?.subtle;
+    if (subtle === undefined) return /** @type {Kernel} */ (this.kernel).sha256(data);
+    const digest = await subtle.digest('SHA-256', /** @type {Uint8Array<ArrayBuffer>} */ (data));
+    return [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, '0')).join('');
+  }
+
+  /** @param {string} slice */
+  free(slice) {
+    const held = this.held.get(slice);
+    if (held === undefined) return;
+    this.held.delete(slice);
+    this.kernel?.free(held.packed);
+  }
+
+  // --- kernel
+
+  async testKernel() {
+    this.kernelTest = 'untested';
+    try {
+      this.kernel ??= await this.options.loadKernel();
+      const gbPerS = proveAndTime(this.kernel);
+      this.kernelTest = 'passed';
+      this.tell({ type: 'KernelTested', build: this.kernel.build, gbPerS });
+    } catch (error) {
+      this.kernelTest = 'failed';
+      this.tell({ type: 'KernelFault', reason: messageOf(error) });
+    }
+  }
+
+  /**
+   * Compute at once when idle; otherwise let the messages that piled up during the last computation in first, since
+   * a Cancel or a Ping may be among them.
+   * @param {number} ticket
+   * @param {import('./node.js').Call} call
+   */
+  compute(ticket, call) {
+    if (this.clock() - this.computedAt > IDLE_S) this.computeNow(ticket, call);
+    else this.defer(() => this.computeNow(ticket, call));
+  }
+
+  /** @param {number} ticket @param {import('./node.js').Call} call */
+  computeNow(ticket, call) {
+    const cancelled = this.machine.running.get(ticket)?.cancelled ?? true;
+    this.tell(cancelled ? { type: 'CallComputed', ticket, result: null } : this.computed(ticket, call));
+  }
+
+  /** @param {number} ticket @param {import('./node.js').Call} call @returns {NodeEvent} */
+  computed(ticket, call) {
+    const started = performance.now();
+    try {
+      const layer = this.assigned.get(call.layer);
+      if (layer === undefined || this.kernel === null) throw new CallRefused('not_held', `layer ${call.layer} is not held`);
+      const result = answer(this.kernel, layer, this.held, call.body.dispatch);
+      this.times.push(performance.now() - started);
+      if (this.times.length > TIMES_KEPT) this.times.shift();
+      return { type: 'CallComputed', ticket, result };
+    } catch (error) {
+      const code = error instanceof CallRefused ? error.code : 'kernel_fault';
+      const message = messageOf(error).slice(0, 500);
+      this.fault(message);
+      return { type: 'CallFailed', ticket, code, message };
+    } finally {
+      this.computedAt = this.clock();
+    }
+  }
+
+  /** @param {import('./node.js').Call} call @param {import('./wire/calls.js').Partial} partial */
+  reply(call, partial) {
+    this.live()?.sendPartial(call.peer, BigInt(call.callId), call.epoch, partial);
+    this.write(); // at once: whoever waits, waits a layer of a token
+  }
+}
+
+/** @param {DispatchReceived} received @returns {import('./node.js').Call} */
+function callOf(received) {
+  const { peer, callId, epoch, deadlineMs, dispatch } = received;
+  const { modelTag: tag, layer, hiddenDim, grid, numTokens, experts } = dispatch;
+  return { peer, callId, epoch, deadlineMs, modelTag: tag, layer, hiddenDim, grid, numTokens, experts, body: received };
+}
+
+/** A task for a later turn, without the 4 ms that timers take. @returns {(task: () => void) => void} */
+function deferByChannel() {
+  /** @type {(() => void)[]} */
+  const tasks = [];
+  const { port1, port2 } = new MessageChannel();
+  port1.onmessage = () => tasks.shift()?.();
+  return (task) => {
+    tasks.push(task);
+    port2.postMessage(null);
+  };
+}
+
+/**
+ * Read a body of known size: no more is taken, less is refused.
+ * @param {Response} response
+ * @param {string} slice
+ * @param {number} sizeBytes
+ */
+async function download(response, slice, sizeBytes) {
+  if (!response.ok || response.body === null) {
+    const why = (await response.text().catch(() => '')).slice(0, 200);
+    throw new SliceFault(slice, `status ${response.status} ${why}`);
+  }
+  const data = new Uint8Array(sizeBytes);
+  let length = 0;
+  for (const reader = response.body.getReader(); ; ) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    if (length + value.length > sizeBytes) {
+      await reader.cancel();
+      throw new SliceFault(slice, `longer than the ${sizeBytes} bytes promised`);
+    }
+    data.set(value, length);
+    length += value.length;
+  }
+  if (length !== sizeBytes) throw new SliceFault(slice, `${length} of ${sizeBytes} bytes came`);
+  return data;
+}

@@ -1,0 +1,38 @@
+/** What the page remembers between visits: who it is and what was chosen. In memory only where storage is blocked. */
+
+/** @type {Map<string, string>} */
+const fallback = new Map();
+
+/** @param {string} key @returns {string|null} */
+export function recall(key) {
+  try {
+    return localStorage.getItem(key) ?? fallback.get(key) ?? null;
+  } catch {
+    return fallback.get(key) ?? null;
+  }
+}
+
+/** @param {string} key @param {string} value */
+export function remember(key, value) {
+  fallback.set(key, value);
+  try {
+    localStorage.setItem(key, value);
+  } catch {
+    // Private browsing: the page's own memory has to do.
+  }
+}
+
+/** This device's random name and the secret that proves a reconnect is the same device. */
+export function identity() {
+  return { id: hexOnce('node-id'), secret: hexOnce('node-secret') };
+}
+
+/** 128 random bits, made at the first visit. @param {string} key */
+function hexOnce(key) {
+  const known = recall(key);
+  if (known !== null && /^[0-9a-f]{32}$/.test(known)) return known;
+  const bytes = crypto.getRandomValues(new Uint8Array(16)); // exists without a secure context too
+  const fresh = [...bytes].map((byte) => byte.toString(16).padStart(2, '0')).join('');
+  remember(key, fresh);
+  return fresh;
+}

@@ -1,0 +1,129 @@
+/** The page's entry: starts the worker and shows its state. It knows no protocol. */
+
+import { lookAtDevice, MB } from './device.js';
+import { identity } from './identity.js';
+import { SurroundingsWatch } from './surroundings.js';
+import { ContributePanel } from './ui/contribute.js';
+import { FactsPanel } from './ui/facts.js';
+import { NumbersPanel } from './ui/numbers.js';
+import { PledgePanel } from './ui/pledge.js';
+
+/** @typedef {import('./client.js').Status} Status */
+
+const TOO_OLD = 'This browser cannot run the page’s worker. A current Chrome, Edge, Firefox or Safari (iOS 16.4 or later) can.';
+
+const device = lookAtDevice();
+/** @type {Worker|null} */
+let worker = null;
+/** @type {Status|null} */
+let status = null;
+
+const pledge = new PledgePanel(device);
+const numbers = new NumbersPanel();
+const facts = new FactsPanel(device, location.href, forget);
+const surroundings = new SurroundingsWatch(() => {
+  facts.show(status, surroundings.now);
+  tell({ type: 'power', power: surroundings.power() });
+});
+const contribute = new ContributePanel({ start, pause: (paused) => tell({ type: 'pause', paused }), leave }, pledge);
+
+/** @param {object} message */
+function tell(message) {
+  worker?.postMessage(message);
+}
+
+/** @param {() => void} [onForgotten] @returns {Worker} */
+function openWorker(onForgotten) {
+  const opened = new Worker(new URL('worker.js', import.meta.url), { type: 'module' });
+  opened.onmessage = ({ data }) => (data.type === 'status' ? show(data.status) : onForgotten?.());
+  opened.onerror = (event) => {
+    event.preventDefault();
+    stopWorker();
+    contribute.running(false);
+    contribute.warn(event.message ? `The page’s worker failed: ${event.message}. Reload the page to try again.` : TOO_OLD);
+    document.body.dataset.state = 'failed';
+  };
+  return opened;
+}
+
+function stopWorker() {
+  worker?.terminate();
+  worker = null;
+  surroundings.keepAwake(false);
+}
+
+/** @param {number} memoryMb */
+function start(memoryMb) {
+  if (worker !== null) return;
+  contribute.warn('');
+  facts.offerForget(false);
+  worker = openWorker();
+  const settings = {
+    page: new URL('./', location.href).href,
+    memoryBytes: memoryMb * MB,
+    name: nameOf(),
+    identity: identity(),
+    power: surroundings.power(),
+  };
+  tell({ type: 'start', settings });
+  contribute.running(true);
+  surroundings.keepAwake(true);
+  navigator.storage?.persist?.().catch(() => false); // a wish; browsers decide by themselves
+}
+
+function leave() {
+  tell({ type: 'leave' });
+}
+
+/** Delete what former visits kept; possible while nothing runs. */
+function forget() {
+  const sweeper = openWorker(() => {
+    sweeper.terminate();
+    facts.offerForget(false);
+  });
+  sweeper.postMessage({ type: 'forget' });
+}
+
+/** @param {Status} now */
+function show(now) {
+  status = now;
+  contribute.show(now);
+  numbers.show(now);
+  facts.show(now, surroundings.now);
+  const { dataset } = document.body;
+  dataset.state = now.state.toLowerCase();
+  dataset.calls = String(now.calls);
+  dataset.layers = String(now.layers);
+  dataset.kernel = now.kernelTest === 'passed' ? now.kernel : now.kernelTest;
+  if (now.state === 'CLOSED') {
+    stopWorker(); // memory given to WebAssembly comes back only so
+    facts.offerForget(now.store !== 'memory' && now.keptBytes > 0);
+  }
+}
+
+/** How others see this device: its kind, nothing personal. */
+function nameOf() {
+  const agent = navigator.userAgent;
+  const kind = device.ios ? 'iPhone or iPad' : /Android/.test(agent) ? 'Android' : /Mac/.test(agent) ? 'Mac' : /Windows/.test(agent) ? 'Windows' : 'Linux';
+  const browser = /Firefox|FxiOS/.test(agent) ? 'Firefox' : /Edg/.test(agent) ? 'Edge' : /Chrome|CriOS/.test(agent) ? 'Chrome' : 'Safari';
+  return `${browser}, ${kind}`;
+}
+
+document.body.dataset.secure = String(device.secure);
+document.getElementById('boot')?.remove();
+facts.show(null, surroundings.now);
+if (!device.workers) contribute.warn(TOO_OLD);
+
+// The browser's own signs that the page stops or goes on. The worker checks the clock as well.
+addEventListener('pagehide', () => tell({ type: 'sleep', reason: 'page hidden' }));
+document.addEventListener('freeze', () => tell({ type: 'sleep', reason: 'page frozen' }));
+for (const sign of ['pageshow', 'online']) addEventListener(sign, () => tell({ type: 'look' }));
+document.addEventListener('resume', () => tell({ type: 'look' }));
+document.addEventListener('visibilitychange', () => {
+  if (document.visibilityState !== 'visible') return;
+  tell({ type: 'look' });
+  if (worker !== null) surroundings.keepAwake(true);
+});
+
+const asked = new URLSearchParams(location.search).get('auto') === '1' || location.hash === '#auto';
+if (asked && device.workers) start(pledge.chosenMb());

@@ -1,0 +1,76 @@
+/** Messages over a WebSocket to the relay. */
+
+export const OPEN_TIMEOUT_MS = 10_000;
+export const MAX_UNSENT_BYTES = 64 * 2 ** 20; // replies the relay has not read; beyond this it is not reading at all
+const ABNORMAL = 1006; // RFC 6455 §7.1.5
+
+/**
+ * @typedef {import('./transport.js').TransportHandlers} TransportHandlers
+ * @typedef {import('./transport.js').Transport} Transport
+ */
+
+/** @implements {Transport} */
+export class WebSocketTransport {
+  /**
+   * @param {string} url ws: or wss:
+   * @param {TransportHandlers} handlers
+   * @param {typeof WebSocket} [Socket] another implementation, for tests
+   */
+  constructor(url, handlers, Socket = WebSocket) {
+    this.path = 'relayed';
+    this.bytesSent = 0;
+    this.bytesReceived = 0;
+    this.opened = false;
+    /** @type {TransportHandlers | null} */
+    this.handlers = handlers;
+    this.socket = new Socket(url);
+    this.socket.binaryType = 'arraybuffer';
+    this.timer = setTimeout(() => this.ended(0, `no connection within ${OPEN_TIMEOUT_MS / 1000} s`), OPEN_TIMEOUT_MS);
+    this.socket.onopen = () => {
+      clearTimeout(this.timer);
+      this.opened = true;
+      this.handlers?.onOpen();
+    };
+    this.socket.onmessage = (event) => {
+      this.bytesReceived += event.data.byteLength ?? event.data.length;
+      this.handlers?.onMessage(event.data);
+    };
+    this.socket.onclose = (event) => this.ended(this.opened ? event.code || ABNORMAL : 0, event.reason);
+  }
+
+  /** @param {Uint8Array} data */
+  send(data) {
+    if (this.socket.readyState !== 1) return;
+    this.socket.send(/** @type {Uint8Array<ArrayBuffer>} */ (data));
+    this.bytesSent += data.byteLength;
+    if (this.socket.bufferedAmount > MAX_UNSENT_BYTES) this.ended(ABNORMAL, 'the relay no longer reads');
+  }
+
+  /** @param {number} code @param {string} reason */
+  close(code, reason) {
+    this.handlers = null;
+    clearTimeout(this.timer);
+    // A page may say 1000 or 3000-4999 only (WebSockets standard); the Bye frame has told the rest.
+    this.socket.close(code >= 3000 && code <= 4999 ? code : 1000, reason);
+  }
+
+  /** @param {number} code @param {string} reason */
+  ended(code, reason) {
+    const handlers = this.handlers;
+    this.handlers = null;
+    clearTimeout(this.timer);
+    try {
+      this.socket.close();
+    } finally {
+      handlers?.onClosed(code, reason);
+    }
+  }
+}
+
+/** The session URL of the relay that serves this page. @param {string} page @returns {string} */
+export function sessionUrl(page) {
+  const url = new URL('v1/session', page);
+  url.protocol = url.protocol === 'https:' ? 'wss:' : 'ws:';
+  url.hash = url.search = '';
+  return url.href;
+}

@@ -1,0 +1,76 @@
+/** The device panel: what was tested, what is kept, what this browser withholds. */
+
+import { missing } from '../device.js';
+import { element, make } from './dom.js';
+import { bytes } from './format.js';
+
+/**
+ * @typedef {'good'|'warn'|'bad'|''} Mark
+ * @typedef {{level: number, charging: boolean}|null} Battery
+ * @typedef {{battery: Battery, metered: boolean, awake: boolean}} Surroundings
+ * @typedef {import('../client.js').Status} Status
+ */
+
+export class FactsPanel {
+  /** @param {import('../device.js').Device} device @param {string} url @param {() => void} forget */
+  constructor(device, url, forget) {
+    this.device = device;
+    this.forget = /** @type {HTMLButtonElement} */ (element('forget'));
+    this.forget.addEventListener('click', () => {
+      this.forget.disabled = true;
+      forget();
+    });
+    const box = element('missing');
+    for (const text of missing(device, url)) box.append(make('p', text));
+    box.hidden = box.childElementCount === 0;
+    this.shown = '';
+  }
+
+  /** @param {Status|null} status @param {Surroundings} around */
+  show(status, around) {
+    const facts = [...kernelFacts(status), ...storeFacts(status), ...powerFacts(this.device, around, status !== null)];
+    const text = JSON.stringify(facts);
+    if (text === this.shown) return;
+    this.shown = text;
+    element('facts').replaceChildren(...facts.map(([mark, fact]) => make('li', fact, mark)));
+  }
+
+  /** Offer to delete what is kept, while nothing runs. @param {boolean} possible */
+  offerForget(possible) {
+    this.forget.hidden = !possible;
+    if (possible) this.forget.disabled = false;
+  }
+}
+
+/** @param {Status|null} status @returns {[Mark, string][]} */
+function kernelFacts(status) {
+  if (status === null) return [['', 'Before it contributes, the device proves with a test that it computes exactly right']];
+  if (status.kernelTest === 'failed') return [['bad', 'The arithmetic test failed: this browser must not contribute']];
+  if (status.kernelTest === 'untested') return [['', 'The arithmetic test is running']];
+  return [['good', `The arithmetic test passed (${status.kernel})`]];
+}
+
+/** @param {Status|null} status @returns {[Mark, string][]} */
+function storeFacts(status) {
+  if (status === null) return [];
+  if (status.storeFull) return [['warn', 'Storage is full: model parts stay in memory only and are loaded again next time']];
+  if (status.store === 'memory') return [['', 'Model parts stay in memory and are gone when the page closes']];
+  return [['good', `${bytes(status.keptBytes)} of model parts kept on this device for the next visit`]];
+}
+
+/** @param {import('../device.js').Device} device @param {Surroundings} around @param {boolean} running @returns {[Mark, string][]} */
+function powerFacts(device, { battery, metered, awake }, running) {
+  /** @type {[Mark, string][]} */
+  const facts = [];
+  if (battery !== null && !battery.charging) {
+    facts.push([battery.level < 0.5 ? 'warn' : '', `On battery (${Math.round(battery.level * 100)} %). Plug in for longer runs`]);
+  } else if (battery !== null) {
+    facts.push(['good', 'Plugged in']);
+  } else if (device.phone) {
+    facts.push(['', 'Best while charging: the browser does not tell us the battery’s level']);
+  }
+  if (metered) facts.push(['warn', 'This connection may cost money by volume: better use Wi-Fi']);
+  if (running && awake) facts.push(['good', 'The screen stays on while this page is in front']);
+  if (running && !awake && device.phone) facts.push(['warn', 'Keep the screen on and this page in front: the phone stops hidden pages']);
+  return facts;
+}

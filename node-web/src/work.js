@@ -1,0 +1,108 @@
+/** What a node asks of its kernel: prove it and time it, answer one dispatch. Mirrors `backbone/node/work.py`. */
+
+import { CallRefused } from './errors.js';
+import { KernelMemoryFull } from './kernels/kernel.js';
+import { encodeX, Grid, rowExponents, XEncoding } from './wire/tensors.js';
+
+const FORMATS = new Set([0, 1, 8, 12, 14]); // ggml type ids this kernel has; backbone/model/formula.py
+const SPEED_FORMULA = {
+  hidden_dim: 1024, expert_dim: 512, gate_type: 8, up_type: 8, down_type: 8,
+  activation: 'silu', alpha: 0, limit: 0, weight_position: 'after', biased: false,
+};
+const SPEED_SLICE_BYTES = (3 * 1024 * 512 * 34) / 32;
+const SPEED_EXPERTS = 8; // 13 MB together: more than the caches of a phone hold
+const SPEED_RUNS = 5;
+
+/**
+ * @typedef {import('./kernels/kernel.js').Kernel} Kernel
+ * @typedef {import('./kernels/kernel.js').PackedExpert} PackedExpert
+ * @typedef {import('./wire/messages.js').AssignLayer} AssignLayer
+ */
+
+/** Name the first thing this kernel cannot compute, or null. @param {import('./wire/messages.js').Formula} formula */
+export function refusal(formula) {
+  const { gate_type: gate, up_type: up, down_type: down, activation, limit } = formula;
+  const format = [gate, up, down].find((type) => type !== null && !FORMATS.has(type));
+  if (format !== undefined) return `formula not supported yet: weight format ${format}`;
+  if (activation !== 'silu') return `formula not supported yet: activation ${activation}`;
+  if (gate === null) return 'formula not supported yet: experts without a gate';
+  if (limit) return `formula not supported yet: clamp at ${limit}`;
+  if (formula.weight_position !== 'after') return 'formula not supported yet: router weight before the experts';
+  if (formula.biased) return 'formula not supported yet: expert biases';
+  return null;
+}
+
+/**
+ * Compute one dispatch: one partial row per row of x. Throws CallRefused for whatever a peer may send.
+ * @param {Kernel} kernel
+ * @param {AssignLayer} layer
+ * @param {Map<string, {packed: PackedExpert}>} held
+ * @param {import('./wire/calls.js').Dispatch} dispatch
+ * @returns {import('./wire/calls.js').Partial}
+ */
+export function answer(kernel, layer, held, dispatch) {
+  const started = performance.now();
+  const numbers = [...new Set(dispatch.experts)];
+  const experts = numbers.map((number) => /** @type {{packed: PackedExpert}} */ (held.get(layer.experts[number])).packed);
+  const at = new Map(numbers.map((number, index) => [number, index]));
+  const call = {
+    formula: layer.formula,
+    numTokens: dispatch.numTokens,
+    x: dispatch.x,
+    encoding: dispatch.xEncoding,
+    rowExponents: dispatch.rowExponents,
+    grid: dispatch.grid,
+    layerExponents: dispatch.grid === Grid.X16 && layer.grid.x16 !== null ? layer.grid.x16 : layer.grid.x32,
+    counts: dispatch.counts,
+    experts,
+    pickExpert: dispatch.experts.map((number) => /** @type {number} */ (at.get(number))),
+    pickWeight: dispatch.weights,
+  };
+  try {
+    const { widths, data } = kernel.partial(call);
+    const computeUs = (performance.now() - started) * 1000;
+    return { layer: dispatch.layer, hiddenDim: dispatch.hiddenDim, grid: dispatch.grid, computeUs, widths, data };
+  } catch (error) {
+    if (error instanceof KernelMemoryFull) throw new CallRefused('overloaded', error.message);
+    throw error;
+  }
+}
+
+/**
+ * Run the known-answer test, measure, and test again: engines compile hot code anew, and have got it wrong.
+ * Throws KernelFault.
+ * @param {Kernel} kernel
+ * @returns {number} GB of weights per second, one row, this thread
+ */
+export function proveAndTime(kernel) {
+  kernel.knownAnswerTest();
+  const slice = new Uint8Array(SPEED_SLICE_BYTES);
+  for (let i = 0; i < slice.length; i++) slice[i] = i % 34 === 0 ? 0 : i % 34 === 1 ? 0x20 : (i * 197) % 251; // scale 2^-7
+  const experts = Array.from({ length: SPEED_EXPERTS }, () => kernel.pack(SPEED_FORMULA, slice));
+  try {
+    const x = Float32Array.from({ length: SPEED_FORMULA.hidden_dim }, (_, i) => Math.sin(i));
+    const call = {
+      formula: SPEED_FORMULA,
+      numTokens: 1,
+      x: encodeX(x, SPEED_FORMULA.hidden_dim, XEncoding.Q8A32),
+      encoding: XEncoding.Q8A32,
+      rowExponents: rowExponents(x, SPEED_FORMULA.hidden_dim),
+      grid: Grid.X32,
+      layerExponents: 20,
+      counts: Uint16Array.of(SPEED_EXPERTS),
+      experts,
+      pickExpert: Uint16Array.from(experts.keys()),
+      pickWeight: new Float32Array(SPEED_EXPERTS).fill(1 / SPEED_EXPERTS),
+    };
+    let bestMs = Infinity;
+    for (let run = 0; run < SPEED_RUNS; run++) {
+      const started = performance.now();
+      kernel.partial(call);
+      bestMs = Math.min(bestMs, performance.now() - started);
+    }
+    kernel.knownAnswerTest();
+    return (SPEED_EXPERTS * SPEED_SLICE_BYTES) / Math.max(bestMs, 0.1) / 1e6; // clocks of browsers may be coarse
+  } finally {
+    for (const expert of experts) kernel.free(expert);
+  }
+}

@@ -1,0 +1,87 @@
+/**
+ * The page's worker: socket, kernel and heartbeats live here, where a hidden tab's timers are not slowed down.
+ *
+ * In:  {type: 'start', settings} · {type: 'pause', paused} · {type: 'leave'} · {type: 'sleep', reason} · {type: 'look'}
+ *      {type: 'power', power} · {type: 'forget'}
+ * Out: {type: 'status', status} · {type: 'forgotten'}
+ */
+
+import { NodeClient } from './client.js';
+import { WasmKernel } from './kernels/wasm.js';
+import { Keeper, openStore } from './store.js';
+import { sessionUrl, WebSocketTransport } from './transports/websocket.js';
+
+const STATUS_MS = 250;
+const TICK_MS = 1000;
+const JUMP_MS = 6000; // a tick this late means we did not run: no session survives that unnoticed
+
+/**
+ * @typedef {object} Settings
+ * @property {string} page  the page's URL
+ * @property {number} memoryBytes
+ * @property {string} name
+ * @property {import('./client.js').Identity} identity
+ * @property {{battery: number|null, metered: boolean}} power
+ */
+
+/** @type {NodeClient|null} */
+let client = null;
+/** @type {ReturnType<typeof setTimeout>|undefined} */
+let due;
+let lastTick = Date.now();
+
+/** @param {Settings} settings */
+async function start({ page, memoryBytes, name, identity, power }) {
+  const keeper = new Keeper(await openStore(), memoryBytes);
+  await keeper.open();
+  /** @type {RequestCache} */
+  const cache = keeper.store.kind === 'memory' ? 'default' : 'no-store'; // do not keep everything twice
+  client = new NodeClient({
+    memoryBytes,
+    name,
+    identity,
+    power,
+    keeper,
+    agent: `page ${navigator.userAgent}`.slice(0, 200),
+    connect: (handlers) => new WebSocketTransport(sessionUrl(page), handlers),
+    loadKernel: () => WasmKernel.load(new URL('kernels/kernel-plain.wasm', page).href),
+    fetchSlice: (slice, signal) => fetch(new URL(`slices/${slice}`, page), { signal, cache }),
+    onChange: report,
+  });
+  client.start();
+}
+
+/** Tell the page how things stand, a few times a second at most. */
+function report() {
+  due ??= setTimeout(() => {
+    due = undefined;
+    if (client !== null) postMessage({ type: 'status', status: client.status() });
+  }, STATUS_MS);
+}
+
+/** Wake when we slept or did not run for a while, whatever the browser tells or does not tell. */
+function look() {
+  const now = Date.now();
+  const jumped = now - lastTick > JUMP_MS || now < lastTick - JUMP_MS;
+  lastTick = now;
+  if (jumped || client?.machine.asleep) client?.wake();
+}
+
+setInterval(() => {
+  if (!client?.machine.asleep) look();
+  if (client?.machine.connectAt !== null || (client?.machine.counters.calls ?? 0) > 0) report();
+}, TICK_MS);
+
+addEventListener('message', ({ data }) => {
+  switch (data.type) {
+    case 'start': start(data.settings); break;
+    case 'pause': client?.pause(data.paused); break;
+    case 'leave': client?.leave('the owner left'); break;
+    case 'sleep': client?.sleep(data.reason); break;
+    case 'look': look(); break;
+    case 'power': client?.setPower(data.power); break;
+    case 'forget':
+      openStore().then((store) => new Keeper(store, 0).clear()).finally(() => postMessage({ type: 'forgotten' }));
+      break;
+  }
+});
