@@ -10,12 +10,10 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,27 +21,17 @@ from typing import Any, Literal, Self
 
 from backbone.engine import build
 from backbone.engine.device import SeenLayer
-from backbone.engine.link import (
-    Floats,
-    LayerCall,
-    RequestDecoder,
-    encode_failure,
-    encode_reply,
-)
+from backbone.engine.link_server import LinkServer, OnCall
 from backbone.errors import (
     BackboneError,
     EngineDown,
     EngineError,
     EngineRefused,
     FormulaUnsupported,
-    LinkError,
 )
 from backbone.model.formula import Formula
 
-type OnCall = Callable[[LayerCall], Awaitable[Floats]]
-
 PACKAGE_ROOT = Path(__file__).parents[2]
-READ_BYTES = 1 << 20
 STDERR_TAIL_LINES = 20
 RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_MAX_S = 30.0
@@ -66,77 +54,6 @@ class EngineConfig:
     call_timeout_s: float = 60.0  # how long the device waits for one layer
     ready_timeout_s: float = 600.0  # how long a model may load
     extra: Mapping[str, Any] = field(default_factory=dict)  # dotted fields of llama.cpp's common_params
-
-
-class LinkServer:
-    """The dispatcher's end of the device's socket: one call in, one answer out."""
-
-    def __init__(self, on_call: OnCall) -> None:
-        self._on_call = on_call
-        self._directory = Path(tempfile.mkdtemp(prefix="swarm-"))
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
-        self.path = str(self._directory / "link")
-        self.last_failure: str | None = None
-
-    async def open(self) -> None:
-        self._server = await asyncio.start_unix_server(self._serve, self.path)
-
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._connections):
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-        if self._server is not None:
-            await self._server.wait_closed()
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        decoder = RequestDecoder()
-        try:
-            while data := await reader.read(READ_BYTES):
-                for call in decoder.feed(data):
-                    answer = await self._answer_while_connected(call, reader)
-                    if answer is None:
-                        return
-                    writer.write(answer)
-                    await writer.drain()
-        except LinkError as exc:
-            self.last_failure = str(exc)
-        except ConnectionError:
-            pass  # the engine is gone, or gave this call up; it dials again
-        finally:
-            self._connections.discard(task)
-            writer.close()
-
-    async def _answer_while_connected(self, call: LayerCall, reader: asyncio.StreamReader) -> bytes | None:
-        """Answer a call; drop it when the device hangs up, which it does when its patience ends."""
-        answering = asyncio.ensure_future(self._answer(call))
-        hang_up = asyncio.ensure_future(reader.read(READ_BYTES))
-        try:
-            await asyncio.wait((answering, hang_up), return_when=asyncio.FIRST_COMPLETED)
-            if hang_up.done() and not answering.done():
-                if not hang_up.cancelled() and hang_up.exception() is None and hang_up.result():
-                    raise LinkError("a second request before the first was answered")
-                return None
-            return await answering
-        finally:
-            for future in (answering, hang_up):
-                future.cancel()
-            await asyncio.gather(answering, hang_up, return_exceptions=True)
-
-    async def _answer(self, call: LayerCall) -> bytes:
-        try:
-            return encode_reply(call, await self._on_call(call))
-        except BackboneError as exc:
-            self.last_failure = str(exc)
-        except Exception as exc:  # the dispatcher's bug must not end the engine
-            self.last_failure = f"{type(exc).__name__}: {exc}"
-        return encode_failure(call.seq, self.last_failure)
 
 
 class Engine:

@@ -57,30 +57,18 @@ async def fails_with_500(engine: Engine) -> None:
     caught.value.close()
 
 
-class _HangUpAfter(ConnectionError):
-    """Carries bytes that are written before the connection is closed."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        super().__init__("hang up")
-
-
 @contextlib.contextmanager
 def _answers(engine: Engine, spoilt: Callable[[LayerCall], Awaitable[bytes]]) -> Iterator[None]:
-    """Write other bytes than the link server would."""
+    """Write other bytes than the link server would, then hang up."""
     link = engine._link
 
-    async def serve(call: LayerCall, reader: asyncio.StreamReader) -> bytes | None:
-        try:
-            return await spoilt(call)
-        except _HangUpAfter as exc:
-            transport: Any = reader._transport  # type: ignore[attr-defined]
-            transport.write(exc.data)
-            transport.close()
-            return None
+    async def answer(call: LayerCall) -> bytes:
+        for connection in link.connections:
+            asyncio.get_running_loop().call_later(0.05, connection.hang_up)
+        return await spoilt(call)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(link, "_answer_while_connected", serve)
+        patch.setattr(link, "answer", answer)
         yield
 
 
@@ -205,10 +193,10 @@ async def test_malformed_reply_is_an_http_error_and_the_device_dials_again(
     """What the dispatcher itself never writes; the device must not trust it all the same."""
     async with Engine(config(small_model.path), LocalExperts(small_model)) as engine:
         good = await complete(engine)
-        answer = engine._link._answer
+        answer = engine._link.answer
 
         async def spoilt(call: LayerCall) -> bytes:
-            raise _HangUpAfter(REPLIES[kind](await answer(call)))
+            return REPLIES[kind](await answer(call))
 
         with _answers(engine, spoilt):
             await fails_with_500(engine)
