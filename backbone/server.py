@@ -96,6 +96,7 @@ class Backbone:
         self.engine = Engine(
             EngineConfig(
                 model=self.model.path,
+                alias=self.model.name,
                 n_ctx=config.context * config.parallel,
                 n_parallel=config.parallel,
                 n_threads=threads,
@@ -196,7 +197,7 @@ class Backbone:
     async def _open_door(self) -> None:
         door = Door(
             engine_url=lambda: self.engine.url,
-            last_failure=lambda: self.dispatcher.last_failure,
+            last_failure=lambda: self.engine.last_failure,
             status=self.status,
             metrics=tally_registry(
                 self.dispatcher.tally,
@@ -272,7 +273,7 @@ class Backbone:
                 }
                 for work in dispatcher.tally.work.values()
             ],
-            "last_failure": dispatcher.last_failure,
+            "last_failure": self.engine.last_failure,
         }
 
 

@@ -86,6 +86,8 @@ def _require_known_experts(device: Device) -> None:
 def _params(xllamacpp: Any, config: dict[str, Any]) -> Any:
     params = xllamacpp.CommonParams()
     params.model.path = config["model"]
+    if config["alias"]:
+        params.model_alias = {config["alias"]}
     params.n_ctx = config["n_ctx"]
     params.n_parallel = config["n_parallel"]
     params.n_batch = config["n_batch"]

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 from backbone.engine.link import Floats, LayerCall, RequestDecoder, encode_failure, encode_reply
 from backbone.errors import BackboneError, LinkError
@@ -67,8 +68,7 @@ class _Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
         self._link.connections.add(self)
 
     def data_received(self, data: bytes) -> None:

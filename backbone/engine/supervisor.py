@@ -44,6 +44,7 @@ class EngineConfig:
     """How to run llama.cpp. `n_ctx` is shared by the slots: each gets n_ctx / n_parallel tokens."""
 
     model: Path
+    alias: str | None = None  # the name clients see; the path otherwise
     swarm: bool = True  # False: plain llama.cpp, for comparison
     n_ctx: int = 4096
     n_parallel: int = 1
@@ -165,6 +166,7 @@ class Engine:
         config = self.config
         return {
             "model": str(config.model.resolve()),
+            "alias": config.alias,
             "swarm": config.swarm,
             "library": str(library),
             "socket": self._link.path,

@@ -101,7 +101,6 @@ class Dispatcher:
         self.policy = policy
         self.nodes = NodeTable()
         self.tally = Tally()
-        self.last_failure: str | None = None
         self.lane: Lane | None = None
         self._local = local
         self._model_tag = model_tag
@@ -227,10 +226,8 @@ class Dispatcher:
             raise self._gave_up(plan.layer, str(exc)) from exc
 
     def _gave_up(self, layer: int, why: str) -> LayerFailed:
-        failure = LayerFailed(layer, why)
         self.tally.failed_calls += 1
-        self.last_failure = str(failure)
-        return failure
+        return LayerFailed(layer, why)
 
     def _name(self, node_id: str) -> str:
         node = self.nodes.by_id.get(node_id)

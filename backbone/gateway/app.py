@@ -88,10 +88,10 @@ def create_gateway(door: Door, api_keys: Sequence[str]) -> Starlette:
         except httpx.HTTPError as exc:
             return _error(503, EngineDown.code, f"the engine does not answer: {type(exc).__name__} {exc}")
         if upstream.status_code >= 500:
-            text = (await upstream.aread()).decode("utf-8", "replace")
+            said = _message_in(await upstream.aread())
             await upstream.aclose()
             failure = door.last_failure()
-            cause = failure if failure is not None and failure != failure_before else text
+            cause = failure if failure is not None and failure != failure_before else said
             return _error(upstream.status_code, "engine_error", f"the engine could not compute this: {cause}")
         return StreamingResponse(
             _relay_body(upstream),
@@ -139,6 +139,14 @@ async def _relay_body(upstream: httpx.Response) -> AsyncIterator[bytes]:
         yield f"data: {json.dumps({'error': error})}\n\n".encode()
     finally:
         await upstream.aclose()
+
+
+def _message_in(body: bytes) -> str:
+    """Give the message of the engine's error body, or the body itself when it is no such thing."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode("utf-8", "replace")[:1000]
 
 
 def _error(status: int, code: str, message: str) -> JSONResponse:

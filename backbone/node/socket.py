@@ -10,6 +10,7 @@ import asyncio
 import socket as sockets
 import ssl
 from collections.abc import Callable
+from typing import cast
 
 from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
@@ -106,8 +107,7 @@ class ClientSocket(asyncio.Protocol):
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
         plain = transport.get_extra_info("socket")
         if plain is not None and plain.family in (sockets.AF_INET, sockets.AF_INET6):
             plain.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
