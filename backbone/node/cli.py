@@ -163,3 +163,7 @@ def spans(numbers: tuple[int, ...]) -> str:
         else:
             out.append(str(number))
     return ",".join(out) or "none"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

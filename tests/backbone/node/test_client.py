@@ -1,0 +1,224 @@
+"""The headless node against a relay on loopback that says what the test wants."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from backbone.experts.native import KernelFault, NativeKernel
+from backbone.node.client import ClientConfig, NodeClient
+from backbone.node.machine import State
+from relay.wire import messages
+from relay.wire.frames import Frame, FrameType
+from relay.wire.session import Closed
+from tests.fakes.model import RandomModel
+from tests.fakes.relay import FakeRelay, failure_of, partial_of
+
+MODEL = RandomModel.make()
+KERNEL = NativeKernel()
+EVERYTHING = {0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}
+
+
+@asynccontextmanager
+async def node(
+    relay: FakeRelay, kernel: NativeKernel = KERNEL, threads: int = 1, memory_bytes: int = 1 << 20
+) -> AsyncIterator[NodeClient]:
+    client = NodeClient(ClientConfig(relay.url, memory_bytes, "test", threads), kernel)
+    client.machine._random = lambda: 0.0
+    task = asyncio.create_task(client.run())
+    try:
+        yield client
+    finally:
+        client.leave("test over")
+        async with asyncio.timeout(10):
+            await task
+
+
+async def serving(
+    relay: FakeRelay, layers: dict[int, list[int]] = EVERYTHING, epoch: int = 1
+) -> messages.Offer:
+    """Wait until a node is ready with these layers; gives its offer."""
+    offer = await relay.hear(messages.Offer)
+    await relay.say(lambda session: session.send_assign(MODEL.assign(layers, epoch)))
+    await ready(relay, layers, epoch)
+    return offer
+
+
+async def ready(relay: FakeRelay, layers: dict[int, list[int]], epoch: int = 1) -> None:
+    wanted = messages.SliceReady(epoch, {layer: tuple(experts) for layer, experts in layers.items()})
+    while await relay.hear(messages.SliceReady) != wanted:
+        pass
+
+
+async def test_node_joins_fetches_and_answers_with_the_bytes_of_the_kernel() -> None:
+    async with FakeRelay(MODEL.by_id) as relay, node(relay) as client:
+        offer = await serving(relay)
+        assert offer.kernel == KERNEL.build and offer.gb_per_s > 0 and offer.memory_bytes == 1 << 20
+        dispatch = MODEL.dispatch(1, [[0, 3], [2], [1, 2]])
+        await relay.dispatch(5, dispatch)
+        frame = await relay.hear_call()
+        assert (frame.peer, frame.call_id, frame.epoch) == (9, 5, 1)
+        assert np.array_equal(partial_of(frame).sums(), MODEL.answer(KERNEL, dispatch))
+        status = client.status()
+        assert (status.state, status.calls, status.rows, status.layers) == (State.SERVING, 1, 3, (0, 1))
+        assert status.held_bytes == 8 * MODEL.formula.slice_bytes
+
+
+async def test_node_answers_many_calls_at_once_each_with_its_own_bytes() -> None:
+    async with FakeRelay(MODEL.by_id) as relay, node(relay, threads=2):
+        await serving(relay)
+        dispatches = {n: MODEL.dispatch(n % 2, [[n % 4, (n + 1) % 4]], seed=n) for n in range(1, 41)}
+        for number, dispatch in dispatches.items():
+            await relay.dispatch(number, dispatch)
+        for _ in range(40):
+            frame = await relay.hear_call()
+            expected = MODEL.answer(KERNEL, dispatches.pop(frame.call_id))
+            assert np.array_equal(partial_of(frame).sums(), expected)
+
+
+async def test_node_refuses_a_slice_whose_bytes_do_not_hash_to_its_name_and_asks_again() -> None:
+    async with FakeRelay(MODEL.by_id) as relay, node(relay):
+        bad = MODEL.ids[0][1]
+        relay.on_slice = lambda i: (
+            bytes(MODEL.formula.slice_bytes) if i == bad and relay.served[i] == 1 else None
+        )
+        await serving(relay)
+        assert relay.served[bad] == 2
+
+
+@pytest.mark.parametrize("first", [404, 504, b"short", bytes(10**6)])
+async def test_node_asks_again_after_a_failed_download(first: bytes | int) -> None:
+    async with FakeRelay(MODEL.by_id) as relay, node(relay):
+        bad = MODEL.ids[1][0]
+        relay.on_slice = lambda i: first if i == bad and relay.served[i] == 1 else None
+        await serving(relay)
+        assert relay.served[bad] == 2
+
+
+async def test_node_announces_layer_by_layer_and_serves_what_it_holds_meanwhile() -> None:
+    async with FakeRelay(MODEL.by_id) as relay, node(relay):
+        relay.on_slice = lambda i: 503 if i in MODEL.ids[1] else None
+        await relay.hear(messages.Offer)
+        await relay.say(lambda session: session.send_assign(MODEL.assign(EVERYTHING)))
+        await ready(relay, {0: [0, 1, 2, 3]})
+        await relay.dispatch(1, MODEL.dispatch(0, [[1]]))
+        partial_of(await relay.hear_call())
+        await relay.dispatch(2, MODEL.dispatch(1, [[1]]))
+        failure = failure_of(await relay.hear_call())
+        assert (failure.code, failure.phase, failure.layer, failure.expert) == ("not_held", "queue", 1, 1)
+
+
+async def test_node_refuses_non_finite_weights_and_corrupt_dispatches_by_name_and_lives_on() -> None:
+    async with FakeRelay(MODEL.by_id) as relay, node(relay):
+        await serving(relay)
+        good = MODEL.dispatch(0, [[1]])
+        await relay.send(Frame(FrameType.DISPATCH, b"garbage", 9, 1, 1))
+        assert failure_of(await relay.hear_call()).code == "bad_frame"
+        ints = bytearray(good.x)
+        ints[-1] = 0x80  # -128 is no activation
+        payload = good.to_payload()[: -len(good.x)] + bytes(ints)
+        await relay.send(Frame(FrameType.DISPATCH, payload, 9, 2, 1))
+        failure = failure_of(await relay.hear_call())
+        assert (failure.code, failure.phase) == ("bad_frame", "compute")
+        await relay.dispatch(3, good)
+        partial_of(await relay.hear_call())
+
+
+async def test_node_keeps_its_slices_when_the_relay_restarts_and_joins_as_the_same_node() -> None:
+    async with FakeRelay(MODEL.by_id) as relay, node(relay):
+        hello = await relay.hear(messages.Hello)
+        await serving(relay)
+        await relay.close()
+        await relay.open()
+        again = await relay.hear(messages.Hello)
+        assert (again.id, again.secret, again.resume) == (hello.id, hello.secret, True)
+        offer = await serving(relay, epoch=7)
+        assert set(offer.inventory) == set(MODEL.by_id)
+        assert max(relay.served.values()) == 1
+
+
+async def test_node_pauses_and_resumes() -> None:
+    async with FakeRelay(MODEL.by_id) as relay, node(relay) as client:
+        await serving(relay)
+        client.pause(True)
+        assert (await relay.hear(messages.Pause)).paused
+        await relay.dispatch(1, MODEL.dispatch(0, [[1]]))
+        assert failure_of(await relay.hear_call()).code == "refused"
+        client.pause(False)
+        assert not (await relay.hear(messages.Pause)).paused
+        await relay.dispatch(2, MODEL.dispatch(0, [[1]]))
+        partial_of(await relay.hear_call())
+
+
+async def test_leaving_node_says_bye() -> None:
+    async with FakeRelay(MODEL.by_id) as relay:
+        client = NodeClient(ClientConfig(relay.url, 1 << 20, "test"), KERNEL)
+        task = asyncio.create_task(client.run())
+        await serving(relay)
+        client.leave("enough")
+        assert await task == "left"
+        closed = await relay.hear(Closed)
+        assert (closed.code, closed.reason) == (1001, "enough")
+
+
+async def test_node_refused_by_the_relay_stops_and_says_why() -> None:
+    async with FakeRelay(MODEL.by_id) as relay:
+        client = NodeClient(ClientConfig(relay.url, 1 << 20, "test"), KERNEL)
+        task = asyncio.create_task(client.run())
+        await relay.hear(messages.Offer)
+        await relay.say(lambda session: session.close(4401, "wrong secret"))
+        assert await task == "the relay refused this identity"
+
+
+async def test_node_waits_for_a_relay_that_is_not_there_yet() -> None:
+    relay = FakeRelay(MODEL.by_id)
+    await relay.open()
+    await relay.close()
+    async with node(relay) as client:
+        while client.machine._attempt < 2:
+            await asyncio.sleep(0.02)
+        assert "cannot connect" in client.status().reason
+        await relay.open()
+        await serving(relay)
+    await relay.close()
+
+
+class BrokenKernel(NativeKernel):
+    def known_answer_test(self) -> None:
+        raise KernelFault(-11, "broken")
+
+
+async def test_node_whose_kernel_fails_its_test_refuses_to_serve() -> None:
+    async with FakeRelay(MODEL.by_id) as relay:
+        client = NodeClient(ClientConfig(relay.url, 1 << 20, "test"), BrokenKernel())
+        async with asyncio.timeout(10):
+            reason = await client.run()
+        assert "known-answer test" in reason
+        while not relay.heard.empty():
+            assert not isinstance(relay.heard.get_nowait(), messages.Offer)
+
+
+async def test_node_holds_no_more_than_it_pledged() -> None:
+    two = 2 * MODEL.formula.slice_bytes
+    async with FakeRelay(MODEL.by_id) as relay, node(relay, memory_bytes=two) as client:
+        await relay.hear(messages.Offer)
+        await relay.say(lambda session: session.send_assign(MODEL.assign(EVERYTHING)))
+        await ready(relay, {0: [0, 1]})
+        assert client.status().held_bytes == two
+
+
+async def test_node_does_not_serve_a_formula_it_does_not_know() -> None:
+    async with FakeRelay(MODEL.by_id) as relay, node(relay):
+        await relay.hear(messages.Offer)
+        assign = MODEL.assign({0: [0], 1: [0]})
+        odd = dict(assign.layers[0].formula, activation="gelu")
+        first = messages.AssignLayer(
+            0, odd, assign.layers[0].grid, assign.layers[0].slice_bytes, {0: MODEL.ids[0][0]}
+        )
+        layers = (first, assign.layers[1])
+        await relay.say(
+            lambda session: session.send_assign(messages.Assign(1, 9, MODEL.manifest.model, layers))
+        )
+        await ready(relay, {1: [0]})

@@ -1,0 +1,146 @@
+"""
+A relay for one node that says exactly what a test tells it: sessions on `/v1/session`, bytes on `/slices/`.
+
+Real sockets on loopback, the product's `RelaySession`, and no decisions of its own.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from relay.wire import messages
+from relay.wire.calls import Dispatch, Partial
+from relay.wire.frames import MAX_FRAME_BYTES, Frame, FrameType
+from relay.wire.session import Closed, ForwardReceived, RelaySession
+
+type Heard = Any  # a control message, a Closed, or a Frame of a call
+
+WAIT_S = 10.0
+
+
+class FakeRelay:
+    """`slices` maps ids to bytes or to an HTTP status; `heard` is the queue of all that nodes said."""
+
+    def __init__(self, slices: dict[str, bytes | int] | None = None) -> None:
+        self.slices = slices if slices is not None else {}
+        self.served: Counter[str] = Counter()
+        self.heard: asyncio.Queue[Heard] = asyncio.Queue()
+        self.on_slice: Callable[[str], bytes | int | None] = lambda slice_id: None
+        self.session: RelaySession | None = None
+        self.connection: ServerConnection | None = None
+        self._server: Server
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: object, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Listen; after a `close` on the same port again."""
+        self._server = await serve(
+            self._serve,
+            "127.0.0.1",
+            self.port,
+            process_request=self._http,
+            max_size=MAX_FRAME_BYTES,
+            compression=None,
+        )
+        self.port = next(iter(self._server.sockets)).getsockname()[1]
+
+    async def close(self) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def hear[T](self, kind: type[T]) -> T:
+        """Wait for the next message of one kind; what came before is dropped."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                heard = await self.heard.get()
+                if isinstance(heard, kind):
+                    return heard
+
+    async def hear_call(self) -> Frame:
+        """Wait for the next Partial or Failure."""
+        return await self.hear(Frame)
+
+    async def say(self, send: Callable[[RelaySession], None]) -> None:
+        """Send control frames."""
+        assert self.session is not None
+        send(self.session)
+        await self._flush()
+
+    async def dispatch(self, call_id: int, dispatch: Dispatch, epoch: int = 1, deadline_ms: int = 0) -> None:
+        await self.send(Frame(FrameType.DISPATCH, dispatch.to_payload(), 9, call_id, epoch, deadline_ms))
+
+    async def send(self, frame: Frame) -> None:
+        assert self.connection is not None
+        await self.connection.send(frame.encode())
+
+    async def _flush(self) -> None:
+        assert self.session is not None and self.connection is not None
+        for data in self.session.data_to_send():
+            await self.connection.send(data)
+
+    def _http(self, connection: ServerConnection, request: Request) -> Response | None:
+        if not request.path.startswith("/slices/"):
+            return None
+        slice_id = request.path.removeprefix("/slices/")
+        self.served[slice_id] += 1
+        found = self.on_slice(slice_id)
+        if found is None:
+            found = self.slices.get(slice_id, 404)
+        body, status = (b"no", found) if isinstance(found, int) else (found, 200)
+        headers = Headers({"Content-Length": str(len(body)), "Connection": "close"})
+        return Response(status, "", headers, body)
+
+    async def _serve(self, connection: ServerConnection) -> None:
+        self.connection = connection
+        session = self.session = RelaySession(monotonic())
+        try:
+            async for data in connection:
+                session.receive_data(data, monotonic())
+                for event in session.events():
+                    match event:
+                        case messages.Hello():
+                            session.send_welcome(
+                                messages.Welcome("0" * 32, "fake", 10.0, MAX_FRAME_BYTES), monotonic()
+                            )
+                            self.heard.put_nowait(event)
+                        case ForwardReceived(_, raw):
+                            self.heard.put_nowait(Frame.decode(raw))
+                        case _:
+                            self.heard.put_nowait(event)
+                for reply in session.data_to_send():
+                    await connection.send(reply)
+        except ConnectionClosed:
+            pass
+        self.heard.put_nowait(Closed(connection.close_code or 1006, connection.close_reason or "", True))
+
+
+def partial_of(frame: Frame) -> Partial:
+    """Read the answer to a call."""
+    assert frame.type is FrameType.PARTIAL, messages.Failure.from_payload(frame.payload)
+    return Partial.from_payload(frame.payload)
+
+
+def failure_of(frame: Frame) -> messages.Failure:
+    """Read the refusal of a call."""
+    assert frame.type is FrameType.FAILURE
+    return messages.Failure.from_payload(frame.payload)
