@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from time import monotonic
 from typing import Any, Self
@@ -24,6 +24,7 @@ import uvicorn
 
 from backbone.config import Config
 from backbone.engine.link import LayerCall
+from backbone.engine.link_server import OnCall
 from backbone.engine.supervisor import Engine, EngineConfig
 from backbone.errors import BackboneError, ModelError
 from backbone.experts.client import Dispatcher, DispatchPolicy
@@ -69,7 +70,7 @@ class Backbone:
         self.dispatcher: Dispatcher
         self.lane: RelayedLane | None = None
         self.url = ""
-        self._answer: Callable[[LayerCall], Awaitable[npt.NDArray[np.float32]]]
+        self._answer: OnCall
         self._slice_place: dict[str, tuple[int, int]] = {}
         self._stack = AsyncExitStack()
 
@@ -106,11 +107,11 @@ class Backbone:
             lambda call: self._answer(call),
             {layer: moe.formula for layer, moe in self.model.layers.items()},
         )
-        self._answer = self._not_ready
+        self._answer = self._local_answer(local)  # llama.cpp tries its graph once while it loads
         await self._stack.enter_async_context(self.engine)
         grids = load_grids(config.cache_dir, hashes)
         if grids is None:
-            grids = await self._calibrate(kernel, local)
+            grids = await self._calibrate(local)
             save_grids(config.cache_dir, hashes, grids)
         self.manifest = build_manifest(self.model, hashes, grids)
         for layer, ids in hashes.items():
@@ -127,21 +128,22 @@ class Backbone:
             await self._join(config.relay)
         await self._open_door()
 
-    async def _not_ready(self, call: LayerCall) -> npt.NDArray[np.float32]:
-        raise ModelError("the backbone is still starting")
-
-    async def _calibrate(self, kernel: NativeKernel, local: LocalExperts) -> dict[int, LayerGrid]:
-        """Run a few texts through the engine with exact local experts and note how large their outputs
-        are."""
-        meter = GridMeter()
+    def _local_answer(self, local: LocalExperts, meter: GridMeter | None = None) -> OnCall:
+        """Compute calls here in floats, before there is a grid; the meter sees how large the outputs are."""
+        encodings = {layer: x_encoding(moe.formula) for layer, moe in self.model.layers.items()}
 
         async def answer(call: LayerCall) -> npt.NDArray[np.float32]:
-            outputs = await asyncio.to_thread(local.outputs, call.layer, x_encoding_of[call.layer], call)
-            meter.note(call.layer, row_exponents(call.x), outputs)
+            outputs = await asyncio.to_thread(local.outputs, call.layer, encodings[call.layer], call)
+            if meter is not None:
+                meter.note(call.layer, row_exponents(call.x), outputs)
             return outputs
 
-        x_encoding_of = {layer: x_encoding(moe.formula) for layer, moe in self.model.layers.items()}
-        self._answer = answer
+        return answer
+
+    async def _calibrate(self, local: LocalExperts) -> dict[int, LayerGrid]:
+        """Run a few texts through the engine and note how large the experts' outputs are."""
+        meter = GridMeter()
+        self._answer = self._local_answer(local, meter)
         log.info("measuring the grid of %s (once per model)", self.model.name)
         async with httpx.AsyncClient(timeout=CALIBRATION_TIMEOUT_S, trust_env=False) as client:
             for text in TEXTS:
@@ -149,7 +151,6 @@ class Backbone:
                 reply = await client.post(f"{self.engine.url}/completion", json=body)
                 if reply.status_code != 200:
                     raise ModelError(f"the grid could not be measured: {reply.text[:300]}")
-        self._answer = self._not_ready
         return meter.exponents()
 
     async def _join(self, relay_url: str) -> None:
