@@ -1,4 +1,4 @@
-"""The golden vectors: fresh, and read back to what they were written from. node-web/test/wire.test.js reads them too."""
+"""The golden vectors are fresh and read back as written; node-web/test/wire.test.js reads them too."""
 
 import json
 import os

@@ -1,0 +1,194 @@
+"""
+Keep who is here and say what each must be told: pure, driven by the sessions' events.
+
+Changes only mark the pool as unsettled; `settle()` works out pairing and placement once for all of them and
+returns the messages that differ from what was told last. Everything is rebuilt from what peers say when they
+connect, so a restarted relay needs no memory.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from relay.pool.inventory import BackboneRecord, Catalogue, NodeRecord
+from relay.pool.pairing import Candidate, pair
+from relay.pool.place import Room, place
+from relay.wire.messages import Assign, Offer, PeerNode, Peers, Register, SliceReady
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One message the pool wants a peer to get."""
+
+    handle: int
+    message: Assign | Peers
+
+
+class Pool:
+    """All nodes and backbones of this relay."""
+
+    __slots__ = ("_epoch", "_peers_changed", "_placement_changed", "backbones", "nodes")
+
+    def __init__(self, first_epoch: int = 1) -> None:
+        self.nodes: dict[int, NodeRecord] = {}
+        self.backbones: dict[int, BackboneRecord] = {}
+        self._epoch = first_epoch
+        self._placement_changed = False
+        self._peers_changed = False
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether `settle()` may have something to say."""
+        return self._placement_changed or self._peers_changed
+
+    # -- what happened
+
+    def offer(self, handle: int, node_id: str, offer: Offer) -> None:
+        """A node said what it gives, for the first time or again."""
+        node = self.nodes.get(handle)
+        if node is None:
+            self.nodes[handle] = NodeRecord(handle, node_id, offer, frozenset(offer.inventory))
+        else:
+            node.offer, node.inventory = offer, frozenset(offer.inventory)
+        self._placement_changed = True
+
+    def slices_ready(self, handle: int, ready: SliceReady) -> None:
+        """A node said what it can compute now; what belongs to an earlier pairing is ignored."""
+        node = self.nodes.get(handle)
+        if node is None or node.backbone is None or ready.epoch != node.epoch:
+            return
+        catalogue = self.backbones[node.backbone].catalogue
+        node.ready = catalogue.units_of(ready.experts)
+        node.inventory |= catalogue.slices_of(node.ready)
+        self._peers_changed = True
+
+    def pause(self, handle: int, paused: bool) -> None:
+        """A node stops taking calls, or starts again; it keeps what it holds."""
+        if handle in self.nodes:
+            self.nodes[handle].paused = paused
+            self._peers_changed = True
+
+    def register(self, handle: int, backbone_id: str, register: Register) -> None:
+        """A backbone said what it serves, for the first time or again."""
+        old = self.backbones.get(handle)
+        catalogue = Catalogue(register.manifest)
+        self.backbones[handle] = BackboneRecord(handle, backbone_id, register.name, catalogue)
+        if old is not None:
+            self._unpair(old.nodes)
+        self._placement_changed = True
+
+    def remove(self, handle: int) -> None:
+        """A peer is gone."""
+        node = self.nodes.pop(handle, None)
+        if node is not None:
+            if node.backbone is not None:
+                self.backbones[node.backbone].nodes.discard(handle)
+            self._placement_changed = True
+        backbone = self.backbones.pop(handle, None)
+        if backbone is not None:
+            self._unpair(backbone.nodes)
+            self._placement_changed = True
+
+    # -- who may talk to whom, who has what
+
+    def paired(self, sender: int, receiver: int) -> bool:
+        """Whether calls may pass between these two."""
+        node = self.nodes.get(sender) or self.nodes.get(receiver)
+        return (
+            node is not None
+            and node.backbone is not None
+            and {sender, receiver}
+            == {
+                node.handle,
+                node.backbone,
+            }
+        )
+
+    def backbones_with(self, slice_id: str) -> list[BackboneRecord]:
+        """Return the backbones whose model has this slice."""
+        return [b for b in self.backbones.values() if slice_id in b.catalogue.slice_bytes]
+
+    # -- what follows from it
+
+    def settle(self) -> list[Told]:
+        """Work out pairing and placement, and return what peers must be told."""
+        told: list[Told] = []
+        if self._placement_changed:
+            self._pair()
+            for backbone in self.backbones.values():
+                told.extend(self._place(backbone))
+        for backbone in self.backbones.values():
+            peers = self._peers(backbone)
+            if peers != backbone.told:
+                backbone.told = peers
+                told.append(Told(backbone.handle, peers))
+        self._placement_changed = self._peers_changed = False
+        return told
+
+    def _pair(self) -> None:
+        """Pair nodes and backbones; identities, not handles, decide, so that a reconnect changes nothing."""
+        by_id = {record.backbone_id: record for record in self.backbones.values()}
+        nodes = {node.node_id: node for node in self.nodes.values()}
+        candidates = [
+            Candidate(
+                node_id,
+                self.backbones[node.backbone].backbone_id if node.backbone is not None else None,
+                {bid: len(node.inventory & b.catalogue.units.keys()) for bid, b in by_id.items()},
+            )
+            for node_id, node in nodes.items()
+        ]
+        pairs = pair(candidates, {bid: record.catalogue.size_bytes for bid, record in by_id.items()})
+        for node_id, backbone_id in pairs.items():
+            node, backbone = nodes[node_id], by_id[backbone_id]
+            if node.backbone == backbone.handle:
+                continue
+            if node.backbone is not None:
+                self.backbones[node.backbone].nodes.discard(node.handle)
+                self._unpair([node.handle])
+            node.backbone, node.epoch = backbone.handle, self._epoch
+            backbone.nodes.add(node.handle)
+            self._epoch = self._epoch % 0xFFFF_FFFF + 1
+
+    def _place(self, backbone: BackboneRecord) -> Iterable[Told]:
+        """Place the model on the backbone's nodes; a node is told when its set changed."""
+        catalogue = backbone.catalogue
+        nodes = [self.nodes[handle] for handle in sorted(backbone.nodes)]
+        rooms = [
+            # what a node is fetching counts as held: a newcomer must not turn its fetches around
+            Room(node.node_id, node.offer.memory_bytes, catalogue.held(node.inventory) | node.desired)
+            for node in nodes
+        ]
+        placement = place(catalogue.need, rooms)
+        for node in nodes:
+            desired = frozenset(placement[node.node_id].tolist())
+            if node.told is not None and node.told.epoch == node.epoch and desired == node.desired:
+                continue
+            node.desired = desired
+            node.inventory &= catalogue.slices_of(desired)  # it drops the rest
+            node.told = catalogue.assign(placement[node.node_id], node.epoch, backbone.handle)
+            yield Told(node.handle, node.told)
+
+    def _peers(self, backbone: BackboneRecord) -> Peers:
+        """List the nodes that are ready for this backbone."""
+        nodes = []
+        for handle in sorted(backbone.nodes):
+            node = self.nodes[handle]
+            usable = node.ready & node.desired
+            if usable and not node.paused:
+                nodes.append(
+                    PeerNode(
+                        peer=node.handle,
+                        node_id=node.node_id,
+                        name=node.offer.name,
+                        kernel=node.offer.kernel,
+                        gb_per_s=node.offer.gb_per_s,
+                        epoch=node.epoch,
+                        experts=backbone.catalogue.experts(usable),
+                    )
+                )
+        return Peers(tuple(nodes))
+
+    def _unpair(self, handles: Iterable[int]) -> None:
+        """Forget the pairing of nodes. They are told nothing: they keep their slices for the next one."""
+        for handle in handles:
+            node = self.nodes[handle]
+            node.backbone, node.epoch, node.desired, node.ready = None, 0, frozenset(), frozenset()

@@ -1,0 +1,172 @@
+"""The pool: what peers say goes in, what they must be told comes out; nothing is told twice."""
+
+from dataclasses import replace
+from typing import Any
+
+from relay.pool.pool import Pool, Told
+from relay.wire.manifest import Manifest, ManifestLayer
+from relay.wire.messages import Assign, Offer, Peers, Register, SliceReady
+
+FORMULA: dict[str, Any] = {"hidden_dim": 32}
+GRID: dict[str, Any] = {"x32": 1, "x16": None}
+
+
+def slice_id(model: str, layer: int, expert: int) -> str:
+    return f"{model}{layer:02}{expert:02}".ljust(64, "0")
+
+
+def register(model: str = "aa", layers: int = 2, experts: int = 2, size: int = 10) -> Register:
+    manifest_layers = tuple(
+        ManifestLayer(n, FORMULA, GRID, size, tuple(slice_id(model, n, e) for e in range(experts)))
+        for n in range(layers)
+    )
+    return Register(model, Manifest(model.ljust(64, "0"), model, experts, 1, manifest_layers))
+
+
+def offer(memory: int = 100, inventory: tuple[str, ...] = ()) -> Offer:
+    return Offer("wasm", memory, 1.0, None, False, "phone", inventory)
+
+
+def assigns(told: list[Told]) -> dict[int, Assign]:
+    return {t.handle: t.message for t in told if isinstance(t.message, Assign)}
+
+
+def peers(told: list[Told]) -> dict[int, Peers]:
+    return {t.handle: t.message for t in told if isinstance(t.message, Peers)}
+
+
+def held(assign: Assign) -> set[tuple[int, int]]:
+    return {(layer.layer, expert) for layer in assign.layers for expert in layer.experts}
+
+
+def ready(assign: Assign) -> SliceReady:
+    return SliceReady(assign.epoch, {layer.layer: tuple(layer.experts) for layer in assign.layers})
+
+
+def joined(pool: Pool, memory: int = 100) -> Assign:
+    pool.register(1, "b1", register())
+    pool.offer(2, "n1", offer(memory))
+    return assigns(pool.settle())[2]
+
+
+def test_node_is_assigned_and_the_backbone_learns_when_it_is_ready() -> None:
+    pool = Pool()
+    assign = joined(pool)
+    assert held(assign) == {(0, 0), (0, 1), (1, 0), (1, 1)} and assign.peer == 1 and assign.epoch == 1
+    pool.slices_ready(2, SliceReady(assign.epoch, {0: (0,)}))
+    (node,) = peers(pool.settle())[1].nodes
+    assert (node.peer, node.epoch, dict(node.experts)) == (2, assign.epoch, {0: (0,)})
+    pool.slices_ready(2, ready(assign))
+    (node,) = peers(pool.settle())[1].nodes
+    assert dict(node.experts) == {0: (0, 1), 1: (0, 1)}
+
+
+def test_nothing_is_told_twice() -> None:
+    pool = Pool()
+    assign = joined(pool)
+    pool.slices_ready(2, ready(assign))
+    pool.settle()
+    assert not pool.unsettled
+    pool.slices_ready(2, ready(assign))
+    pool.pause(2, False)
+    pool.offer(2, "n1", offer(inventory=tuple(slice_id("aa", n, e) for n in (0, 1) for e in (0, 1))))
+    assert pool.unsettled and pool.settle() == []
+
+
+def test_node_without_a_backbone_is_told_nothing_and_keeps_what_it_holds() -> None:
+    pool = Pool()
+    pool.offer(2, "n1", offer())
+    assert pool.settle() == []
+
+
+def test_paused_node_is_left_out_and_comes_back() -> None:
+    pool = Pool()
+    pool.slices_ready(2, ready(joined(pool)))
+    assert len(peers(pool.settle())[1].nodes) == 1
+    pool.pause(2, True)
+    assert peers(pool.settle())[1] == Peers(())
+    pool.pause(2, False)
+    assert len(peers(pool.settle())[1].nodes) == 1
+
+
+def test_node_that_leaves_is_taken_from_the_list_and_its_slices_move() -> None:
+    pool = Pool()
+    pool.register(1, "b1", register())
+    pool.offer(2, "n1", offer(20))
+    pool.offer(3, "n2", offer(40))
+    first = assigns(pool.settle())
+    assert held(first[2]) | held(first[3]) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    pool.slices_ready(2, ready(first[2]))
+    pool.slices_ready(3, ready(first[3]))
+    pool.settle()
+    pool.remove(2)
+    told = pool.settle()
+    assert [node.peer for node in peers(told)[1].nodes] == [3]
+
+
+def test_backbone_that_reconnects_finds_its_nodes_as_they_were() -> None:
+    pool = Pool()
+    assign = joined(pool)
+    pool.slices_ready(2, ready(assign))
+    pool.settle()
+    pool.remove(1)
+    assert pool.settle() == []
+    pool.slices_ready(2, ready(assign))  # late, of the pairing that is over
+    pool.register(9, "b1", register())
+    again = assigns(pool.settle())[2]
+    assert again.peer == 9 and again.epoch != assign.epoch and held(again) == held(assign)
+
+
+def test_after_a_restart_inventories_decide() -> None:
+    pool = Pool()
+    pool.offer(2, "n1", offer(20, (slice_id("aa", 1, 0), slice_id("aa", 1, 1))))
+    pool.offer(3, "n0", offer(20, (slice_id("aa", 0, 0), slice_id("aa", 0, 1))))
+    assert pool.settle() == []
+    pool.register(4, "b1", register())
+    told = assigns(pool.settle())
+    assert held(told[2]) == {(1, 0), (1, 1)} and held(told[3]) == {(0, 0), (0, 1)}
+
+
+def test_stale_or_foreign_ready_is_ignored() -> None:
+    pool = Pool()
+    assign = joined(pool)
+    pool.slices_ready(2, replace(ready(assign), epoch=assign.epoch + 1))
+    pool.slices_ready(77, ready(assign))
+    assert peers(pool.settle()) == {}
+    pool.slices_ready(2, SliceReady(assign.epoch, {0: (0, 99), 50: (1,)}))
+    (node,) = peers(pool.settle())[1].nodes
+    assert dict(node.experts) == {0: (0,)}
+
+
+def test_only_paired_peers_may_talk() -> None:
+    pool = Pool()
+    joined(pool)
+    pool.register(5, "b2", register("bb"))
+    assert pool.paired(1, 2) and pool.paired(2, 1)
+    assert not pool.paired(5, 2) and not pool.paired(1, 5) and not pool.paired(1, 77)
+
+
+def test_second_backbone_gets_a_share_of_the_nodes() -> None:
+    pool = Pool()
+    pool.register(1, "b1", register("aa"))
+    for handle in (2, 3):
+        pool.offer(handle, f"n{handle}", offer())
+    pool.settle()
+    pool.register(4, "b2", register("bb"))
+    (moved,) = assigns(pool.settle()).values()
+    assert moved.peer == 4 and moved.model == "bb".ljust(64, "0")
+
+
+def test_backbones_are_found_by_slice() -> None:
+    pool = Pool()
+    pool.register(1, "b1", register("aa"))
+    assert [b.handle for b in pool.backbones_with(slice_id("aa", 1, 1))] == [1]
+    assert pool.backbones_with("f" * 64) == []
+
+
+def test_backbone_that_registers_another_model_has_its_nodes_assigned_anew() -> None:
+    pool = Pool()
+    first = joined(pool)
+    pool.register(1, "b1", register("bb"))
+    again = assigns(pool.settle())[2]
+    assert again.model == "bb".ljust(64, "0") and again.epoch != first.epoch
