@@ -160,7 +160,7 @@ INLINE float exp_poly(float x) {
 
 // g / (1 + exp(-g)); exactly 0 below -87, where the true value is under 2e-36.
 INLINE float silu(float g) {
-    const float low = g < -87.0f ? -87.0f : g, clamped = low > 87.0f ? 87.0f : low;
+    const float low = g > -87.0f ? g : -87.0f, clamped = low < 87.0f ? low : 87.0f; // NaN becomes -87, and s NaN
     const float s = g / (1.0f + exp_poly(-clamped));
     return g < -87.0f ? 0.0f : s;
 }

@@ -139,6 +139,11 @@ export class WasmKernel {
     return toHex(this.#bytes(digest, 32));
   }
 
+  /** Read an expert as fast as memory allows, for benchmarks. @param {PackedExpert} expert */
+  readMemory(expert) {
+    return this.#c.expert_read_memory(expert.address, expert.sizeBytes);
+  }
+
   /** Compute a dispatch; the sums stay in the working space, with room to encode them behind. @param {Call} call @returns {number} their address */
   #compute(call) {
     const { formula, numTokens, x, experts, pickExpert, pickWeight, rowExponents, counts } = call;

@@ -1,0 +1,96 @@
+"""Golden files are fresh, and every compiler and target gives what they say."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from backbone.experts.native import NativeKernel
+from tests.wasm import known_answers
+from tests.wasm.calls import build_script, kernels
+
+STRICT = (
+    "-std=c11 -O3 -ffp-contract=off -Wall -Wextra -Wshadow -Werror -shared -fPIC -fvisibility=hidden".split()
+)
+BUILDS = {
+    "scalar": ["-DEXPERT_SCALAR"],
+    "sse41": ["-mssse3", "-msse4.1"],
+    "avx2": ["-mavx2", "-mf16c", "-mfma"],
+}
+
+
+def test_hashes_are_those_of_the_reference() -> None:
+    assert known_answers.HASHES.read_text() == known_answers.hashes(), "python -m tests.wasm.known_answers"
+
+
+def test_vectors_are_those_of_the_reference() -> None:
+    assert known_answers.VECTORS.read_text() == known_answers.vectors(), "python -m tests.wasm.known_answers"
+
+
+def assert_meets_every_golden_hash(kernel: NativeKernel) -> None:
+    for index, ggml_type in enumerate(known_answers.CASES):
+        for rows in known_answers.ROWS:
+            digest = kernel.known_answer(index, rows)
+            assert f'GOLDEN({ggml_type}, {rows}, "{digest}")' in known_answers.HASHES.read_text()
+
+
+def test_every_build_meets_every_golden_hash() -> None:
+    for kernel in kernels():
+        assert_meets_every_golden_hash(kernel)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="a second compiler: only where gcc is installed")
+@pytest.mark.parametrize(
+    "name", [k.build.removeprefix("native-") for k in kernels() if "neon" not in k.build]
+)
+def test_gcc_gives_the_same_bits_with_fused_multiply_add_at_hand(name: str, tmp_path: Path) -> None:
+    library = tmp_path / f"libexpert-{name}.so"
+    sources = [str(path) for path in build_script().sources()]
+    subprocess.run(["gcc", *STRICT, *BUILDS[name], *sources, "-o", str(library)], check=True)
+    assert_meets_every_golden_hash(NativeKernel(name, tmp_path))
+
+
+def test_the_arm_build_compiles_without_a_warning(tmp_path: Path) -> None:
+    (library,) = build_script().build(tmp_path, ["neon"])
+    assert library.stat().st_size > 10_000
+
+
+def test_what_is_up_to_date_is_not_compiled_again(tmp_path: Path) -> None:
+    script = build_script()
+    (library,) = script.build(tmp_path, ["scalar"])
+    written = library.stat().st_mtime_ns
+    assert script.build(tmp_path, ["scalar"]) == [library]
+    assert library.stat().st_mtime_ns == written
+    library.unlink()
+    script.build(tmp_path, ["scalar"])
+    assert library.exists()
+
+
+def test_a_source_that_does_not_compile_is_reported_with_the_compilers_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = build_script()
+    broken = tmp_path / "broken.c"
+    broken.write_text("int f(void) { return nonsense; }\n")
+    monkeypatch.setattr(script, "sources", lambda: [broken])
+    with pytest.raises(script.BuildError, match="nonsense"):
+        script.build(tmp_path / "out", ["scalar"])
+
+
+def test_the_wasm_module_is_small_and_needs_nothing_from_outside() -> None:
+    """A module without imports runs on any page; gzip brings it to about 15 KB on the way."""
+    module = (known_answers.ROOT / "relay" / "_built" / "kernel-plain.wasm").read_bytes()
+    assert len(module) < 80_000
+    sections, at = set(), 8
+    while at < len(module):
+        kind, length, shift = module[at], 0, 0
+        while True:
+            at += 1
+            length |= (module[at] & 127) << shift
+            shift += 7
+            if module[at] < 128:
+                break
+        sections.add(kind)
+        at += 1 + length
+    assert 2 not in sections, "section 2 holds imports"
