@@ -85,7 +85,7 @@ def _q4_k_blocks(blocks: Floats) -> Bytes:
 def _q6_k_blocks(blocks: Floats) -> Bytes:
     """[n, 256] floats to [n, 210]: w = d·scale·(q - 32), sixteen sub-blocks of 16, q in 0…63."""
     sub = blocks.reshape(-1, 16, 16)
-    scale = np.abs(sub).max(axis=2) / np.float32(31)
+    scale = (np.abs(sub).max(axis=2) / np.float32(31)).astype(np.float32)
     d = (scale.max(axis=1) / np.float32(127)).astype(np.float16)
     d32 = d.astype(np.float32)[:, None]
     scales = np.clip(np.rint(_ratio(scale, d32)), 0, 127).astype(np.int8)
