@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,19 @@ def test_the_wasm_module_is_small_and_needs_nothing_from_outside() -> None:
         sections.add(kind)
         at += 1 + length
     assert 2 not in sections, "section 2 holds imports"
+
+
+@pytest.mark.skipif(
+    shutil.which("qemu-aarch64-static") is None, reason="only where qemu-user-static is installed"
+)
+@pytest.mark.parametrize("cpu", ["generic", "generic+dotprod"])
+def test_arm_gives_the_same_bits(cpu: str, tmp_path: Path) -> None:
+    """With and without the dot product instructions: they take different ways through simd.h."""
+    program = tmp_path / "selftest"
+    script = build_script()
+    main = Path(__file__).with_name("selftest_main.c")
+    zig = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-musl", f"-mcpu={cpu}", "-static"]
+    subprocess.run(
+        [*zig, *script.COMMON, *map(str, [main, *script.sources()]), "-o", str(program)], check=True
+    )
+    assert subprocess.run(["qemu-aarch64-static", str(program)], check=False).returncode == 0
