@@ -8,6 +8,7 @@ variable is `BACKBONE_` and its name in capitals.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from backbone.experts.deadlines import DeadlinePolicy
 from relay.wire.tensors import Grid
@@ -35,7 +36,7 @@ class Config:
     context: int = 4096
     parallel: int = 1
     threads: int = 0
-    speculate: str | None = None
+    speculate: Literal["ngram"] | None = None
     grid: Grid = Grid.X32
     hedge: bool = False
     local_cache_bytes: int = 1 << 30

@@ -28,7 +28,7 @@ import segno
 from backbone.config import Config, default_cache_dir
 from backbone.errors import BackboneError
 from backbone.experts.tally import Tally
-from backbone.gate.compare import Comparison, compare, common_prefix
+from backbone.gate.compare import common_prefix, compare_logits
 from backbone.gate.logits import teacher_forced_logits
 from backbone.model.demo_model import ensure_demo_model
 from backbone.server import Backbone
@@ -105,11 +105,7 @@ async def _run(options: argparse.Namespace) -> int:
             model=model, cache_dir=cache_dir, name="demo", relay=local_url, relay_token=token, port=0
         )
         backbone = await stack.enter_async_context(Backbone(config))
-        saved = backbone.model.expert_bytes / 1e6
-        _say("backbone", f"{backbone.model.name}, {len(backbone.model.layers)} layers x
-        {backbone.model.num_experts}"
-             f" experts; llama.cpp holds {backbone.engine.rss_bytes() / 1e6:.0f} MB, without {saved:.0f} MB of
-             experts")  # fmt: skip
+        _say("backbone", describe(backbone))
         memory = str(int(backbone.model.expert_bytes * 1.05) + (1 << 20))
         await stack.enter_async_context(
             _process(logs / "node.log", sys.executable, "-m", "backbone.node.cli", "--relay", local_url,
@@ -124,7 +120,7 @@ async def _run(options: argparse.Namespace) -> int:
             root = ["--no-sandbox"] if os.geteuid() == 0 else []
             await stack.enter_async_context(
                 _process(logs / "tab.log", chromium, *CHROMIUM_FLAGS, *root, f"--user-data-dir={profile}",
-                         f"{local_url}/?auto=1&name=browser-tab&memory={memory}")
+                         f"{local_url}/?auto=1")
             )  # fmt: skip
             expected = 2
         else:
@@ -216,23 +212,24 @@ async def _beside_llama_cpp(backbone: Backbone, options: argparse.Namespace, swa
         ]
     tokens = [*ids, *swarm.tokens]
     path = backbone.model.path
-    plain, ours = await asyncio.gather(
-        asyncio.to_thread(teacher_forced_logits, path, [tokens]),
-        asyncio.to_thread(
-            teacher_forced_logits,
-            path,
-            [tokens],
-            swarm=backbone.dispatcher.call,
-            loop=asyncio.get_running_loop(),
-        ),
-    )
-    result: Comparison = compare(plain[0], ours[0])
+    plain = await teacher_forced_logits(path, [tokens])
+    ours = await teacher_forced_logits(path, [tokens], swarm=backbone.dispatcher.call)
+    result = compare_logits(plain, ours)
     greedy = [int(row.argmax()) for row in plain[0][len(ids) - 1 : -1]]
+    prefix = common_prefix(greedy, swarm.tokens)
     return (
-        f"llama.cpp     greedy prefix in common {common_prefix(greedy, swarm.tokens)} of {len(swarm.tokens)}
-        tokens;" f" teacher-forced over {result.positions} positions: argmax equal
-        {result.argmax_agreement:.1%}," f" cosine of the logits worst {result.worst_cosine:.6f}, mean
-        {result.mean_cosine:.6f}"
+        f"llama.cpp     greedy prefix in common {prefix} of {len(swarm.tokens)} tokens; teacher-forced over"
+        f" {result.positions} positions: argmax equal {result.argmax_agreement:.1%}, cosine of the logits"
+        f" worst {result.cosine_worst:.6f}, mean {result.cosine_mean:.6f}"
+    )
+
+
+def describe(backbone: Backbone) -> str:
+    """Say what is served and what that costs this machine."""
+    model, held_mb = backbone.model, backbone.engine.rss_bytes() / 1e6
+    return (
+        f"{model.name}, {len(model.layers)} layers x {model.num_experts} experts; llama.cpp's process has"
+        f" {held_mb:.0f} MB resident, {model.expert_bytes / 1e6:.0f} MB of experts are not among them"
     )
 
 

@@ -30,7 +30,7 @@ from backbone.errors import BackboneError, ModelError
 from backbone.experts.client import Dispatcher, DispatchPolicy
 from backbone.experts.local import LocalExperts
 from backbone.experts.native import NativeKernel
-from backbone.experts.nodes import Node
+from backbone.experts.nodes import nodes_of
 from backbone.experts.plans import layer_plans, x_encoding
 from backbone.gateway.app import Door, create_gateway
 from backbone.lanes.relayed import LaneHandlers, RelayedLane
@@ -172,21 +172,7 @@ class Backbone:
         self._stack.push_async_callback(stop)
 
     def _peers_changed(self, peers: Peers) -> None:
-        self.dispatcher.nodes_changed(
-            [
-                Node(
-                    node_id=peer.node_id,
-                    peer=peer.peer,
-                    epoch=peer.epoch,
-                    name=peer.name,
-                    kernel=peer.kernel,
-                    gb_per_s=peer.gb_per_s,
-                    path=peer.path,
-                    experts={layer: frozenset(experts) for layer, experts in peer.experts.items()},
-                )
-                for peer in peers.nodes
-            ]
-        )
+        self.dispatcher.nodes_changed(nodes_of(peers))
 
     def _lane_lost(self, why: str) -> None:
         self.dispatcher.lane_lost()

@@ -1,4 +1,4 @@
-"""Print one table with machine, command and date, and write its rows as JSON when asked: what every benchmark does."""
+"""Print one table with machine, command and date, and write its rows as JSON when asked."""
 
 import argparse
 import json

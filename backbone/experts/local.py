@@ -85,8 +85,10 @@ class LocalExperts:
         thread_of_expert[experts] = np.arange(len(experts)) % self._threads
         parts = picks.split(thread_of_expert, min(self._threads, len(experts)))
         jobs = [loop.run_in_executor(self._pool, self._answer, layer, rows, part) for part in parts]
-        sums = await asyncio.gather(*jobs)
-        return np.add.reduce(sums)
+        total, *others = await asyncio.gather(*jobs)
+        for sums in others:
+            total += sums
+        return total
 
     def outputs(self, layer: int, encoding: XEncoding, call: LayerCall) -> npt.NDArray[np.float32]:
         """Give the weighted sums as floats, [num_tokens, hidden_dim], before there is a grid: for measuring

@@ -8,6 +8,8 @@ for this layer, who holds which expert?
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from relay.wire.messages import Peers
+
 type Holders = Mapping[int, frozenset[str]]
 """expert -> ids of the nodes that hold its slice, for one layer"""
 
@@ -31,6 +33,23 @@ class Node:
     gb_per_s: float
     path: str
     experts: Mapping[int, frozenset[int]]
+
+
+def nodes_of(peers: Peers) -> list[Node]:
+    """Read the relay's list."""
+    return [
+        Node(
+            node_id=peer.node_id,
+            peer=peer.peer,
+            epoch=peer.epoch,
+            name=peer.name,
+            kernel=peer.kernel,
+            gb_per_s=peer.gb_per_s,
+            path=peer.path,
+            experts={layer: frozenset(experts) for layer, experts in peer.experts.items()},
+        )
+        for peer in peers.nodes
+    ]
 
 
 class NodeTable:

@@ -1,0 +1,1 @@
+"""End-to-end tests: real llama.cpp, relay, nodes and browser."""
