@@ -369,6 +369,7 @@ class NodeClient:
         """Get, verify and pack one slice; the outcome goes to the machine."""
         try:
             data = await fetch_slice(self._http, fetch.slice, fetch.size_bytes)
+            self._bytes_in += len(data)
             held = await self._loop.run_in_executor(
                 self._pack, verify_and_pack, self._kernel, formula, fetch.slice, data
             )

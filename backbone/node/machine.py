@@ -380,7 +380,9 @@ class NodeMachine:
         self._connect_at = self._leave_at = None
         self.draining = self.asleep = False
         effects += [StopFetch(s) for s in sorted(self._fetching)]
+        effects += [FreeSlice(s) for s in sorted(self.held)]
         self._fetching.clear()
+        self.held.clear()
         self._retries.clear()
         self._wanted = {}
         self._layers = {}

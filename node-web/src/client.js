@@ -359,6 +359,7 @@ export class NodeClient {
       if (data === null || data.length !== sizeBytes || (await this.sha256(data)) !== slice) {
         if (kept !== null) await this.options.keeper.remove(slice); // cut off, or rotten: never "exists, so ok"
         data = await download(await this.options.fetchSlice(slice, abort.signal), slice, sizeBytes);
+        this.bytesIn += data.length;
         const found = await this.sha256(data);
         if (found !== slice) throw new SliceFault(slice, `the bytes that came hash to ${found.slice(0, 12)}`);
         await this.options.keeper.write(slice, data, (s) => this.machine.wanted.has(s));

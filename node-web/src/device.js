@@ -64,31 +64,21 @@ export function pledges(device) {
 }
 
 /**
- * What is missing and what one gets by mending it, in sentences.
+ * What the browser withholds because of the address, and how to get it. Null when nothing is missing.
  * @param {Device} device
- * @param {string} url the page's address
- * @returns {string[]}
+ * @returns {{why: string, lacks: string[], mend: string}|null}
  */
-export function missing(device, url) {
-  const sentences = [];
-  if (device.inApp !== null) {
-    sentences.push(`This is the browser inside ${device.inApp}, which may stop this page at any time. Open the address in Safari, Chrome or Firefox instead.`);
-  }
-  if (!device.secure) {
-    const lacks = [
-      device.storage ? null : 'storage that outlives the page (model parts are loaded again each time)',
-      device.wakeLock ? null : 'keeping the screen awake',
-      device.webgpu ? null : 'the graphics processor (WebGPU)',
-      device.webcrypto ? null : 'the browser’s own cryptography (WebCrypto; we bring ours)',
-    ].filter((text) => text !== null);
-    const https = url.replace(/^http:/, 'https:').replace(/[?#].*$/, '');
-    sentences.push(`This address is plain http, so the browser withholds ${list(lacks)}. Contributing works all the same.`);
-    sentences.push(`To get them, open the relay by an https address (like ${https}, if its operator has set one up).`);
-  }
-  return sentences;
-}
-
-/** @param {string[]} items */
-function list(items) {
-  return items.length < 2 ? items.join('') : `${items.slice(0, -1).join(', ')} and ${items[items.length - 1]}`;
+export function missing(device) {
+  if (device.secure) return null;
+  const lacks = [
+    device.storage ? '' : 'Storage: model parts are loaded again at each visit',
+    device.wakeLock ? '' : 'Wake lock: the screen may go dark, and the phone then stops the page',
+    device.webgpu ? '' : 'WebGPU: the graphics processor stays idle',
+    device.webcrypto ? '' : 'WebCrypto: we use our own, a little slower',
+  ];
+  return {
+    why: 'Contributing works, but this address is plain http, so the browser withholds:',
+    lacks: lacks.filter((text) => text !== ''),
+    mend: 'To get all of it, open this relay by an https:// address. Its operator can tell you whether it has one.',
+  };
 }

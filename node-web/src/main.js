@@ -17,10 +17,12 @@ const device = lookAtDevice();
 let worker = null;
 /** @type {Status|null} */
 let status = null;
+/** What was contributed since the page was opened, before the present start. */
+let before = { calls: 0, rows: 0 };
 
 const pledge = new PledgePanel(device);
 const numbers = new NumbersPanel();
-const facts = new FactsPanel(device, location.href, forget);
+const facts = new FactsPanel(device, forget);
 const surroundings = new SurroundingsWatch(() => {
   facts.show(status, surroundings.now);
   tell({ type: 'power', power: surroundings.power() });
@@ -55,7 +57,7 @@ function stopWorker() {
 /** @param {number} memoryMb */
 function start(memoryMb) {
   if (worker !== null) return;
-  contribute.warn('');
+  if (device.inApp === null) contribute.warn('');
   facts.offerForget(false);
   worker = openWorker();
   const settings = {
@@ -84,8 +86,10 @@ function forget() {
   sweeper.postMessage({ type: 'forget' });
 }
 
-/** @param {Status} now */
-function show(now) {
+/** @param {Status} latest */
+function show(latest) {
+  if (worker === null) return; // said before it was stopped
+  const now = { ...latest, calls: before.calls + latest.calls, rows: before.rows + latest.rows };
   status = now;
   contribute.show(now);
   numbers.show(now);
@@ -96,6 +100,7 @@ function show(now) {
   dataset.layers = String(now.layers);
   dataset.kernel = now.kernelTest === 'passed' ? now.kernel : now.kernelTest;
   if (now.state === 'CLOSED') {
+    before = now;
     stopWorker(); // memory given to WebAssembly comes back only so
     facts.offerForget(now.store !== 'memory' && now.keptBytes > 0);
   }
@@ -113,6 +118,7 @@ document.body.dataset.secure = String(device.secure);
 document.getElementById('boot')?.remove();
 facts.show(null, surroundings.now);
 if (!device.workers) contribute.warn(TOO_OLD);
+else if (device.inApp !== null) contribute.warn(`This is the browser inside ${device.inApp}, which may stop the page at any time. Open the address in Safari, Chrome or Firefox instead.`);
 
 // The browser's own signs that the page stops or goes on. The worker checks the clock as well.
 addEventListener('pagehide', () => tell({ type: 'sleep', reason: 'page hidden' }));

@@ -349,7 +349,9 @@ export class NodeMachine {
     this.connectAt = this.leaveAt = null;
     this.draining = this.asleep = false;
     for (const slice of [...this.fetching].sort()) effects.push({ type: 'StopFetch', slice });
+    for (const slice of [...this.held].sort()) effects.push({ type: 'FreeSlice', slice });
     this.fetching.clear();
+    this.held.clear();
     this.retries.clear();
     this.wanted.clear();
     this.layers.clear();

@@ -1,12 +1,14 @@
 """
 A relay for one node that says exactly what a test tells it: sessions on `/v1/session`, bytes on `/slices/`.
 
-Real sockets on loopback, the product's `RelaySession`, and no decisions of its own.
+Real sockets, the product's `RelaySession`, and no decisions of its own. It serves the page too, under the
+policy the real relay sets.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -24,12 +26,23 @@ from relay.wire.session import Closed, ForwardReceived, RelaySession
 type Heard = Any  # a control message, a Closed, or a Frame of a call
 
 WAIT_S = 10.0
+ROOT = Path(__file__).resolve().parents[2]
+CSP = "default-src 'self' 'wasm-unsafe-eval'; connect-src 'self' ws: wss:"
+MIME = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".wasm": "application/wasm",
+    ".webmanifest": "application/manifest+json",
+}
 
 
 class FakeRelay:
     """`slices` maps ids to bytes or to an HTTP status; `heard` is the queue of all that nodes said."""
 
-    def __init__(self, slices: dict[str, bytes | int] | None = None) -> None:
+    def __init__(self, slices: dict[str, bytes | int] | None = None, host: str = "127.0.0.1") -> None:
+        self.host = host
         self.slices = slices if slices is not None else {}
         self.served: Counter[str] = Counter()
         self.heard: asyncio.Queue[Heard] = asyncio.Queue()
@@ -41,7 +54,7 @@ class FakeRelay:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -56,7 +69,7 @@ class FakeRelay:
         """Listen; after a `close` on the same port again."""
         self._server = await serve(
             self._serve,
-            "127.0.0.1",
+            self.host,
             self.port,
             process_request=self._http,
             max_size=MAX_FRAME_BYTES,
@@ -99,16 +112,17 @@ class FakeRelay:
             await self.connection.send(data)
 
     def _http(self, connection: ServerConnection, request: Request) -> Response | None:
-        if not request.path.startswith("/slices/"):
+        if request.path.startswith("/v1/session"):
             return None
+        if not request.path.startswith("/slices/"):
+            return _page(request.path.partition("?")[0])
         slice_id = request.path.removeprefix("/slices/")
         self.served[slice_id] += 1
         found = self.on_slice(slice_id)
         if found is None:
             found = self.slices.get(slice_id, 404)
         body, status = (b"no", found) if isinstance(found, int) else (found, 200)
-        headers = Headers({"Content-Length": str(len(body)), "Connection": "close"})
-        return Response(status, "", headers, body)
+        return _response(status, body, {"Content-Type": "application/octet-stream"})
 
     async def _serve(self, connection: ServerConnection) -> None:
         self.connection = connection
@@ -132,6 +146,22 @@ class FakeRelay:
         except ConnectionClosed:
             pass
         self.heard.put_nowait(Closed(connection.close_code or 1006, connection.close_reason or "", True))
+
+
+def _page(path: str) -> Response:
+    """A file of the page or a kernel, as it stands in the checkout."""
+    base = ROOT / ("relay/_built" if path.startswith("/kernels/") else "node-web")
+    file = (base / path.removeprefix("/kernels/").lstrip("/")) if path != "/" else base / "index.html"
+    if not file.is_file() or base not in file.resolve().parents:
+        return _response(404, b"no such file", {"Content-Type": "text/plain"})
+    headers = {"Content-Type": MIME[file.suffix], "Content-Security-Policy": CSP, "Cache-Control": "no-cache"}
+    return _response(200, file.read_bytes(), headers)
+
+
+def _response(status: int, body: bytes, headers: dict[str, str]) -> Response:
+    return Response(
+        status, "", Headers({**headers, "Content-Length": str(len(body)), "Connection": "close"}), body
+    )
 
 
 def partial_of(frame: Frame) -> Partial:

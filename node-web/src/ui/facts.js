@@ -12,17 +12,21 @@ import { bytes } from './format.js';
  */
 
 export class FactsPanel {
-  /** @param {import('../device.js').Device} device @param {string} url @param {() => void} forget */
-  constructor(device, url, forget) {
+  /** @param {import('../device.js').Device} device @param {() => void} forget */
+  constructor(device, forget) {
     this.device = device;
     this.forget = /** @type {HTMLButtonElement} */ (element('forget'));
     this.forget.addEventListener('click', () => {
       this.forget.disabled = true;
       forget();
     });
-    const box = element('missing');
-    for (const text of missing(device, url)) box.append(make('p', text));
-    box.hidden = box.childElementCount === 0;
+    const lacking = missing(device);
+    if (lacking !== null) {
+      const list = make('ul');
+      list.append(...lacking.lacks.map((text) => make('li', text)));
+      element('missing').append(make('p', lacking.why), list, make('p', lacking.mend));
+      element('missing').hidden = false;
+    }
     this.shown = '';
   }
 

@@ -7,17 +7,17 @@ import { bytes, count, milliseconds } from './format.js';
 
 const BIG = /** @type {[string, (s: Status) => string][]} */ ([
   ['calls answered', (s) => count(s.calls)],
-  ['token rows computed', (s) => count(s.rows)],
+  ['rows computed', (s) => count(s.rows)],
   ['layers held', (s) => count(s.layers)],
   ['model data held', (s) => bytes(s.heldBytes)],
 ]);
 
 const DETAILS = /** @type {[string, (s: Status) => string][]} */ ([
   ['Time per call (median)', (s) => milliseconds(s.medianMs)],
-  ['Speed of this device', (s) => (s.gbPerS ? `${s.gbPerS.toFixed(1)} GB of model per second` : '–')],
+  ['Speed of this device', (s) => (s.gbPerS ? `${s.gbPerS.toFixed(1)} GB/s` : '–')],
   ['Received · sent', (s) => `${bytes(s.bytesIn)} · ${bytes(s.bytesOut)}`],
   ['Path', (s) => (s.path ? `${s.path}${s.rttMs === null ? '' : `, ${milliseconds(s.rttMs)} round trip to the relay`}` : '–')],
-  ['Parts held · lent', (s) => `${count(s.experts)} · ${bytes(s.heldBytes)} of ${bytes(s.pledgedBytes)}`],
+  ['Memory lent', (s) => `${bytes(s.heldBytes)} of ${bytes(s.pledgedBytes)} used`],
   ['Calls not answered', (s) => count(s.failed)],
 ]);
 
