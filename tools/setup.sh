@@ -24,7 +24,7 @@ wanted=$(cat pyproject.toml constraints.txt tools/setup.sh | sha256sum | cut -d'
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   [ -x "$venv/bin/python" ] || { python=$(find_python); echo "setup: $venv with $python"; "$python" -m venv "$venv"; }
   echo "setup: installing packages (the first time takes some minutes)"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling ziglang
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt editables hatchling ziglang
   # No build isolation: the compiler is large and already here.
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
   echo "$wanted" >"$stamp"
