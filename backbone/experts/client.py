@@ -119,8 +119,7 @@ class Dispatcher:
         plan = self.plans.get(call.layer)
         if plan is None:
             raise SwarmError(f"layer {call.layer} has no routed experts in this model")
-        self.tally.layer_calls += 1
-        self.tally.tokens += len(call.x)
+        self.tally.called(len(call.x))
         chunks = row_chunks(*call.x.shape)
         if len(chunks) == 1:
             return await self._rows(plan, call.x, call.ids, call.weights)

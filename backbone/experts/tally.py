@@ -1,6 +1,6 @@
 """Count what each node did for us: rows per layer, bytes, round trips, failures. Pure."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 ROUND_TRIPS_KEPT = 512  # per holder; enough for a median and a 95th percentile of the last minutes
@@ -58,15 +58,22 @@ class Tally:
 
     LOCAL_NAME = "this machine"
 
-    __slots__ = ("failed_calls", "hedges", "layer_calls", "retries", "tokens", "work")
+    __slots__ = ("calls_of_rows", "failed_calls", "hedges", "layer_calls", "retries", "tokens", "work")
 
     def __init__(self) -> None:
         self.work: dict[str, Work] = {}
+        self.calls_of_rows: Counter[int] = Counter()  # rows in a call -> calls; one entry per batch size
         self.layer_calls = 0
         self.tokens = 0
         self.retries = 0
         self.hedges = 0
         self.failed_calls = 0
+
+    def called(self, rows: int) -> None:
+        """Note a layer call of the engine."""
+        self.layer_calls += 1
+        self.tokens += rows
+        self.calls_of_rows[rows] += 1
 
     def of(self, node_id: str, name: str, kernel: str, path: str) -> Work:
         """Give a holder's record, made on first use."""
@@ -78,4 +85,5 @@ class Tally:
     def clear(self) -> None:
         """Start counting anew."""
         self.work.clear()
+        self.calls_of_rows.clear()
         self.layer_calls = self.tokens = self.retries = self.hedges = self.failed_calls = 0
