@@ -16,7 +16,7 @@ FLAGS = [
     "--disable-sync",
     "--no-first-run",
 ]
-WAIT_MS = 20_000
+WAIT_MS = 10_000
 PHONE_AGENT = (
     "Mozilla/5.0 (Linux; Android 15; Pixel 8a) AppleWebKit/537.36 (KHTML, like Gecko) "
     "Chrome/156.0.0.0 Mobile Safari/537.36"
@@ -55,6 +55,7 @@ class Tab:
     def __init__(self, page: Page) -> None:
         self.page = page
         self.complaints: list[str] = []
+        page.set_default_timeout(WAIT_MS)
         page.on("console", lambda m: self.complaints.append(m.text) if m.type == "error" else None)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
 

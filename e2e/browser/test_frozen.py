@@ -1,0 +1,84 @@
+"""
+A tab that the browser hides, freezes and lets go again.
+
+Chromium stops a frozen page and its workers without closing the socket: the relay sees an open connection and
+hears nothing. On waking the tab must not trust that connection, nor wait for its time-outs.
+"""
+
+import asyncio
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from backbone.experts.native import NativeKernel
+from e2e.browser.cdp import RawBrowser, RawTab, raw_chromium
+from relay.wire import messages
+from relay.wire.session import Closed
+from tests.fakes.model import RandomModel
+from tests.fakes.relay import FakeRelay, partial_of
+
+MODEL = RandomModel.make(layers=1, experts=2)
+KERNEL = NativeKernel()
+REJOIN_S = 3.0
+DEAF = "document.addEventListener('freeze', (event) => event.stopImmediatePropagation(), true)"
+SERVING = "document.body.dataset.state === 'serving'"
+
+
+async def serving_tab(
+    browser: RawBrowser, relay: FakeRelay, script: str = ""
+) -> tuple[RawTab, messages.Hello]:
+    tab = await browser.open("about:blank")
+    await tab.send("Page.enable")
+    await tab.send("Page.addScriptToEvaluateOnNewDocument", source=script)
+    await tab.send("Page.navigate", url=f"{relay.url}/#auto")
+    hello = await relay.hear(messages.Hello)
+    await relay.hear(messages.Offer)
+    await relay.say(lambda session: session.send_assign(MODEL.assign({0: [0, 1]})))
+    await tab.until(SERVING)
+    return tab, hello
+
+
+async def check_call(relay: FakeRelay, call_id: int, epoch: int) -> None:
+    dispatch = MODEL.dispatch(0, [[0, 1]], seed=call_id)
+    await relay.dispatch(call_id, dispatch, epoch)
+    sums = partial_of(await relay.hear_call()).sums()
+    assert np.array_equal(sums, MODEL.answer(KERNEL, dispatch))
+
+
+async def test_hidden_tab_goes_on_answering() -> None:
+    async with FakeRelay(MODEL.by_id) as relay, raw_chromium() as browser:
+        tab, _ = await serving_tab(browser, relay)
+        await (await browser.open("about:blank")).to_front()
+        await tab.until("document.visibilityState === 'hidden'")
+        for call_id in range(1, 20):
+            await check_call(relay, call_id, 1)
+        assert await tab.evaluate("document.body.dataset.state") == "serving"
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told by the browser", "frozen without a word"])
+async def test_frozen_tab_rejoins_within_seconds_of_waking_as_the_same_node_with_its_slices(
+    told: bool,
+) -> None:
+    async with FakeRelay(MODEL.by_id) as relay, raw_chromium() as browser:
+        tab, hello = await serving_tab(browser, relay, "" if told else DEAF)
+        await (await browser.open("about:blank")).to_front()
+        await tab.until("document.visibilityState === 'hidden'")
+        await tab.lifecycle("frozen")
+        if told:
+            closed = await relay.hear(Closed)
+            assert closed.reason == "page frozen"  # said in time: no lease has to run out
+        else:
+            await asyncio.sleep(7.0)  # longer than the worker's tolerance for a late tick
+        await tab.lifecycle("active")
+        await tab.to_front()
+        woke = monotonic()
+        again = await relay.hear(messages.Hello)
+        assert (again.id, again.resume) == (hello.id, True)
+        offer = await relay.hear(messages.Offer)
+        assert monotonic() - woke < REJOIN_S
+        assert set(offer.inventory) == set(MODEL.by_id)
+        await relay.say(lambda session: session.send_assign(MODEL.assign({0: [0, 1]}, epoch=2)))
+        await tab.until(SERVING)
+        await check_call(relay, 1, 2)
+        assert max(relay.served.values()) == 1
