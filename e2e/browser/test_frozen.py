@@ -14,7 +14,6 @@ import pytest
 from backbone.experts.native import NativeKernel
 from e2e.browser.cdp import RawBrowser, RawTab, raw_chromium
 from relay.wire import messages
-from relay.wire.session import Closed
 from tests.fakes.model import RandomModel
 from tests.fakes.relay import FakeRelay, partial_of
 
@@ -65,11 +64,9 @@ async def test_frozen_tab_rejoins_within_seconds_of_waking_as_the_same_node_with
         await (await browser.open("about:blank")).to_front()
         await tab.until("document.visibilityState === 'hidden'")
         await tab.lifecycle("frozen")
-        if told:
-            closed = await relay.hear(Closed)
-            assert closed.reason == "page frozen"  # said in time: no lease has to run out
-        else:
-            await asyncio.sleep(7.0)  # longer than the worker's tolerance for a late tick
+        # A Bye may or may not get out before the worker stops. Without the event only the clock can tell: it
+        # has to stand still for longer than the worker tolerates a late tick.
+        await asyncio.sleep(1.0 if told else 7.0)
         await tab.lifecycle("active")
         await tab.to_front()
         woke = monotonic()
