@@ -40,7 +40,7 @@ static int32_t make_plan(const ExpertFormula *formula, Plan *plan) {
     plan->gate_at = HEADER_BYTES;
     plan->up_at = plan->gate_at + round_up(plan->gate->packed_bytes(f, d), ALIGN);
     plan->down_at = plan->up_at + round_up(plan->up->packed_bytes(f, d), ALIGN);
-    plan->packed_bytes = plan->down_at + round_up(plan->down->packed_bytes(d, f), ALIGN);
+    plan->packed_bytes = plan->down_at + round_up(plan->down->packed_bytes(d, f), ALIGN) + PACK_SLACK;
     return plan->packed_bytes > PTRDIFF_MAX ? EXPERT_BAD_SIZE : EXPERT_OK;
 }
 

@@ -51,7 +51,7 @@ typedef struct {
                  size_t stride);
 } ExpertFormat;
 
-enum { ROW_PAD = 8, MAX_TILE = 4 };
+enum { ROW_PAD = 8, MAX_TILE = 4, PREFETCH_AHEAD = 2048, PACK_SLACK = 4096 };
 
 extern const ExpertFormat expert_f32, expert_f16, expert_q8_0, expert_q4_k, expert_q6_k;
 const ExpertFormat *expert_find_format(int32_t type); // null when unknown
@@ -101,6 +101,19 @@ INLINE int32_t pack_groups(const uint8_t *blocks, size_t rows, size_t num_blocks
 }
 
 #if !defined(EXPERT_SCALAR)
+// Ask for the weights some way ahead: with several tokens per group, and at every page, the processor's own prefetcher
+// comes too late. wasm has no prefetch, so a byte is read; PACK_SLACK keeps that read inside the packed expert.
+INLINE void prefetch_group(const uint8_t *group, size_t group_bytes) {
+    const uint8_t *ahead = group + PREFETCH_AHEAD;
+    UNROLL for (size_t line = 0; line < group_bytes; line += 64) {
+#if defined(__wasm__)
+        (void)*(const volatile uint8_t *)(ahead + line);
+#else
+        __builtin_prefetch(ahead + line);
+#endif
+    }
+}
+
 // Walk a packed matrix: for each group of LANES rows, tokens in tiles of 4, 2, 1, so that the weights of a group are
 // read once from memory and then from the nearest cache.
 // `TILE(group, num_blocks, x, T, y, stride)` computes LANES rows of T tokens, T a constant.

@@ -93,6 +93,7 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
                 mins[t] = pairs_dot(mins[t], minimums, &a[t]->sums32[2 * j]);
             }
         }
+        prefetch_group(w, GROUP);
         vf d = vf_of_f16(w), dmin = vf_of_f16(w + 2 * LANES);
         UNROLL for (int t = 0; t < T; t++) {
             vf dx = vf_splat(a[t]->scale);

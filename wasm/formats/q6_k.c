@@ -90,6 +90,7 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
             NO_UNROLL for (int v = 0; v < 4; v += PART_STEPS_U6) quarters(w, h, v, a, T, even, dot);
             NO_UNROLL for (int v = 4; v < 8; v += PART_STEPS_U6) quarters(w, h, v, a, T, odd, dot);
         }
+        prefetch_group(w, GROUP);
         vf d = vf_of_f16(w);
         UNROLL for (int t = 0; t < T; t++) {
             vi exact = vi_sub(dot[t], vi_shl32(offset[t], 5));

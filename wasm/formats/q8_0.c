@@ -39,6 +39,7 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
             vi q = vi_load(w + Q + 4 * LANES * v);
             UNROLL for (int t = 0; t < T; t++) dot[t] = dot_s8(dot[t], xq_load(&((const Block32 *)(const void *)x[t])[b].quads[v]), q);
         }
+        prefetch_group(w, GROUP);
         vf d = vf_of_f16(w);
         UNROLL for (int t = 0; t < T; t++) {
             vf dx = vf_splat(((const Block32 *)(const void *)x[t])[b].scale);
