@@ -106,13 +106,15 @@ async def _run(options: argparse.Namespace) -> int:
         )
         backbone = await stack.enter_async_context(Backbone(config))
         _say("backbone", describe(backbone))
-        memory = str(int(backbone.model.expert_bytes * 1.05) + (1 << 20))
+        chromium = None if options.no_tab else next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
+        # Beside a tab the headless node lends half of what is needed, so that both are.
+        share = 1.05 if chromium is None else 0.55
+        memory = str(int(backbone.model.expert_bytes * share) + (1 << 20))
         await stack.enter_async_context(
             _process(logs / "node.log", sys.executable, "-m", "backbone.node.cli", "--relay", local_url,
                      "--memory", memory, "--name", "headless", "--threads", "1")
         )  # fmt: skip
         expected = 1
-        chromium = None if options.no_tab else next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
         if chromium is not None:
             profile = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="swarm-tab-", ignore_cleanup_errors=True)

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -45,12 +44,3 @@ def reference(demo_model: Path, cache_dir: Path, prompts: list[list[int]]) -> li
             return await greedy(demo_model, prompts, NUM_TOKENS, swarm=alone.backbone.dispatcher.call)
 
     return asyncio.run(run())
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    """Debian's Chromium; `.ci/run` installs it."""
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.skip("no chromium in PATH: apt-get install chromium")
-    return path

@@ -1,4 +1,4 @@
-"""Bring up a swarm for a test: relay in this process, nodes as processes or as liars in this process, a backbone."""
+"""Bring up a swarm for a test: relay and backbone here, nodes as processes, liars in this process."""
 
 import asyncio
 import os
@@ -7,13 +7,15 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from backbone.config import Config
 from backbone.experts.native import NativeKernel
 from backbone.node.client import ClientConfig
 from backbone.server import Backbone
+from relay.config import Config as RelayConfig
 from relay.server import RelayServer
 from tests.fakes.lying_node import LyingNode, Vice
 
@@ -24,8 +26,8 @@ READY_S = 60.0
 class Swarm:
     """What a test holds: the backbone, the relay it may restart, the nodes it may kill."""
 
-    backbone: Backbone
     relay: RelayServer
+    backbone: Backbone = field(init=False)
     processes: list[asyncio.subprocess.Process] = field(default_factory=list)
     liars: list[LyingNode] = field(default_factory=list)
 
@@ -42,6 +44,13 @@ class Swarm:
     def kill(self, index: int) -> None:
         """End a node's process without a word, as a crash does."""
         os.kill(self.processes[index].pid, signal.SIGKILL)
+
+    async def restart_relay(self) -> None:
+        """Let the relay crash, and start another at the same address that remembers nothing."""
+        await self.relay.kill()
+        config = replace(self.relay.config, port=self.relay.port, backbone_token=self.relay.backbone_token)
+        self.relay = RelayServer(config)
+        await self.relay.__aenter__()
 
 
 async def until(condition: Callable[[], bool], what: str, timeout_s: float = READY_S) -> None:
@@ -68,7 +77,11 @@ async def swarm(
     share: what each node pledges, as a part of all experts' size. settings: fields of backbone.config.Config.
     """
     async with AsyncExitStack() as stack:
-        relay = await stack.enter_async_context(RelayServer.for_tests(cache_dir / "slices"))
+        slices = Path(stack.enter_context(TemporaryDirectory(prefix="swarm-slices-")))
+        relay = RelayServer(RelayConfig(host="127.0.0.1", port=0, cache_dir=slices, drain_s=1.0))
+        made = Swarm(relay)
+        await relay.__aenter__()
+        stack.push_async_callback(lambda: made.relay.__aexit__(None, None, None))
         config = Config(
             model=model,
             cache_dir=cache_dir,
@@ -77,8 +90,7 @@ async def swarm(
             port=0,
             **settings,
         )  # type: ignore[arg-type]
-        backbone = await stack.enter_async_context(Backbone(config))
-        made = Swarm(backbone, relay)
+        made.backbone = backbone = await stack.enter_async_context(Backbone(config))
         memory_bytes = int(backbone.model.expert_bytes * share) + (1 << 20)
         for index in range(nodes):
             made.processes.append(

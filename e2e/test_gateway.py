@@ -1,4 +1,4 @@
-"""The public endpoint over a real swarm: streaming, keys, speculation, parallel slots, an engine that dies."""
+"""The public endpoint over a real swarm: streaming, keys, speculation, slots, an engine that dies."""
 
 import asyncio
 import json

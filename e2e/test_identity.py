@@ -8,7 +8,7 @@ import pytest
 from backbone.experts.deadlines import DeadlinePolicy
 from backbone.experts.tally import Tally
 from backbone.gate.logits import Generation, greedy
-from e2e.browser.tab import browser_tab
+from e2e.browser.tab import Tab, chromium
 from e2e.conftest import NUM_TOKENS
 from e2e.swarm import Swarm, swarm, until, while_running
 from tests.fakes.lying_node import Vice
@@ -39,15 +39,17 @@ async def test_any_number_of_nodes_gives_the_same_logits(
 
 
 async def test_wasm_and_native_nodes_together_give_the_same_logits(
-    chromium: str, demo_model: Path, cache_dir: Path, prompts: list[list[int]], reference: list[Generation]
+    demo_model: Path, cache_dir: Path, prompts: list[list[int]], reference: list[Generation]
 ) -> None:
-    async with swarm(demo_model, cache_dir, nodes=1) as s, browser_tab(chromium, s.relay.url):
+    async with chromium() as browser, swarm(demo_model, cache_dir, nodes=1) as s:
+        tab = await Tab.open(browser, s.relay.url)
         await s.until_covered(2)
         kernels = {node.kernel.split("-")[0] for node in s.backbone.dispatcher.nodes.by_id.values()}
         assert kernels == {"wasm", "native"}
         s.backbone.dispatcher.tally.clear()
         same_bits(await greedy(demo_model, prompts, NUM_TOKENS, swarm=s.backbone.dispatcher.call), reference)
         assert len(rows_of(s)) == 2 and all(rows_of(s).values())
+        assert tab.complaints == []
 
 
 async def test_the_x16_grid_does_not_depend_on_the_nodes_either(
@@ -98,7 +100,7 @@ async def test_the_relay_restarted_in_mid_generation_changes_nothing_and_nodes_r
 
         async def restart_soon() -> None:
             await until(lambda: tally.layer_calls > 1500, "some tokens")
-            await s.relay.restart()
+            await s.restart_relay()
 
         generation = greedy(demo_model, prompts, NUM_TOKENS, swarm=s.backbone.dispatcher.call)
         same_bits(await while_running(generation, restart_soon), reference)
