@@ -1,0 +1,86 @@
+"""Wire the relay together: routes, lifespan, and the one place where concrete classes are chosen."""
+
+import io
+import secrets
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import segno
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+
+from relay import __version__, assets
+from relay.config import Config
+from relay.forwarding.endpoint import Hub
+from relay.metrics import Metrics
+from relay.slices.cache import SliceCache
+from relay.slices.endpoint import Slices
+
+SESSION_PATH = "/v1/session"
+
+
+def create_app(config: Config) -> Starlette:
+    """
+    Return the relay as an ASGI application.
+
+    `app.state` has `hub`, `backbone_token` and `cache`. Without a backbone token in `config` one is made for
+    this run; without a cache folder slices go to a temporary one.
+    """
+    metrics = Metrics()
+    token = config.backbone_token or secrets.token_hex(16)
+    hub = Hub(config, token, metrics)
+    stack = AsyncExitStack()
+    folder = config.cache_dir
+    if folder is None:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relay-slices-")))
+    cache = SliceCache(folder, config.cache_bytes)
+    slices = Slices(config, cache, hub, metrics)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with stack:
+            await hub.start()
+            try:
+                yield
+            finally:
+                await hub.stop()
+
+    def health(_: Request) -> Response:
+        return JSONResponse({"status": "draining" if hub.draining else "ok", "version": __version__})
+
+    def prometheus(_: Request) -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def status(_: Request) -> Response:
+        return JSONResponse(
+            hub.status() | {"slice_cache": {"slices": len(cache), "size_bytes": cache.size_bytes}},
+            headers={"cache-control": "no-store"},
+        )
+
+    def qr(request: Request) -> Response:
+        image = io.BytesIO()
+        url = config.public_url or str(request.base_url)
+        segno.make(url, error="m", micro=False).save(image, kind="svg", scale=8, border=2, xmldecl=False)
+        headers = {"cache-control": "no-cache"}
+        return Response(image.getvalue(), headers=headers, media_type="image/svg+xml")
+
+    app = Starlette(
+        routes=[
+            WebSocketRoute(SESSION_PATH, hub),
+            Route("/healthz", health),
+            Route("/metrics", prometheus),
+            Route("/status.json", status),
+            Route("/qr.svg", qr),
+            *slices.routes(),
+            *assets.routes(),
+        ],
+        lifespan=lifespan,
+    )
+    app.state.hub = hub
+    app.state.backbone_token = token
+    app.state.cache = cache
+    return app

@@ -1,0 +1,126 @@
+"""`relay serve`: arguments and environment -> Config -> run."""
+
+import argparse
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+import segno
+
+from relay import __version__
+from relay.config import ENVIRONMENT_PREFIX, Config, from_sources, setting_types, settings
+from relay.errors import ConfigError
+from relay.server import RelayServer, lan_urls
+
+TOKEN_FILE = "backbone-token"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the command line from the table of settings."""
+    top = argparse.ArgumentParser(
+        prog="relay", description="Pair nodes with backbones and carry their calls."
+    )
+    top.add_argument("--version", action="version", version=f"relay {__version__}")
+    commands = top.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="run a relay", description="Run a relay until interrupted.")
+    types = setting_types()
+    for each in settings():
+        unit = f" [{each.metadata['unit']}]" if each.metadata["unit"] else ""
+        default = "" if each.default is None else f"; default {each.default}"
+        variable = f"{ENVIRONMENT_PREFIX}{each.name.upper()}"
+        serve.add_argument(
+            "--" + each.name.replace("_", "-"),
+            type=types[each.name],
+            default=argparse.SUPPRESS,
+            help=f"{each.metadata['help']}{unit} ({variable}{default})",
+        )
+    return top
+
+
+def complete(config: Config, environment: Mapping[str, str]) -> Config:
+    """Fill in what depends on the user: folders, and the token kept in the state folder (mode 0600)."""
+    home = Path(environment.get("HOME", "."))
+    state = Path(environment.get("XDG_STATE_HOME") or home / ".local" / "state") / "expertswarm" / "relay"
+    cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "expertswarm" / "slices"
+    config = replace(config, state_dir=config.state_dir or state, cache_dir=config.cache_dir or cache)
+    if config.backbone_token is None:
+        assert config.state_dir is not None
+        config = replace(config, backbone_token=kept_token(config.state_dir / TOKEN_FILE))
+    return config
+
+
+def kept_token(path: Path) -> str:
+    """Return the token in this file; make both if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_text("ascii").strip()
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        token = secrets.token_hex(16)
+        file.write(token + "\n")
+    return token
+
+
+def announce(config: Config, port: int, out: TextIO) -> None:
+    """Print what people need: the URL, as a QR code too, and the token for backbones."""
+    urls = lan_urls(config, port)
+    url = config.public_url or urls[0]
+    print(f"relay {__version__} is up", file=out)
+    for each in dict.fromkeys([url, *urls]):
+        print(f"  page             {each}", file=out)
+    print(f"  for a backbone   --relay {url} --relay-token {config.backbone_token}", file=out)
+    print("  on a phone       scan this, then press the button\n", file=out)
+    segno.make(url, error="m", micro=False).terminal(out=out, border=2, compact=True)
+    out.flush()
+
+
+async def serve(config: Config) -> None:
+    """Run until SIGINT or SIGTERM, then drain; a second signal ends it at once."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with RelayServer(config) as relay:
+        announce(config, relay.port, sys.stdout)
+        await stop.wait()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        print("relay: stopping, calls may finish", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    given = vars(parser().parse_args(argv))
+    given.pop("command")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        config = complete(from_sources(given, os.environ), os.environ)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(serve(config))
+    except (ConfigError, OSError) as exc:
+        print(f"relay: {exc}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    import uvloop  # does not exist on Windows
+
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    sys.exit(main())

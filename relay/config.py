@@ -1,0 +1,101 @@
+"""
+Every setting of the relay: unit, default, environment variable, one line of help.
+
+The table is the dataclass. cli.py makes the command line from it and reads it once; an option left out takes
+`RELAY_<NAME>` from the environment, then its default. Unknown `RELAY_…` variables are refused: they are
+typing errors.
+"""
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from relay.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "RELAY_"
+
+
+def setting(default: Any, help: str, unit: str = "") -> Any:
+    """Declare one setting."""
+    return field(default=default, metadata={"help": help, "unit": unit})
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of `relay serve`."""
+
+    host: str = setting("0.0.0.0", "address to listen on")
+    port: int = setting(8765, "port to listen on; 0 takes any free one")
+    public_url: str | None = setting(
+        None, "URL under which others reach this relay (QR code); default: LAN address"
+    )
+    backbone_token: str | None = setting(
+        None, "what a backbone must know to register; default: made once and kept"
+    )
+    state_dir: Path | None = setting(None, "folder for the backbone token; default: XDG state folder")
+    cache_dir: Path | None = setting(None, "folder for slices; default: XDG cache folder")
+    cache_bytes: int = setting(16 << 30, "how much disk slices may take", "bytes")
+    max_sessions: int = setting(4096, "sessions at once, nodes and backbones together")
+    queue_bytes: int = setting(8 << 20, "frames waiting for one receiver", "bytes")
+    queue_frames: int = setting(2048, "frames waiting for one receiver")
+    backpressure_s: float = setting(0.25, "how long a sender waits for a full queue", "s")
+    stall_s: float = setting(30.0, "how long a receiver may take nothing before it is dropped", "s")
+    ping_interval_s: float = setting(10.0, "time between signs of life", "s")
+    slice_wait_s: float = setting(10.0, "how long a GET waits for a slice the backbone must deliver", "s")
+    slice_waiters: int = setting(1024, "GETs that may wait for slices at once")
+    drain_s: float = setting(5.0, "how long calls may finish when the relay stops", "s")
+    reconnect_after_s: float = setting(1.0, "when clients shall come back after the relay stopped", "s")
+    congestion_control: str = setting(
+        "cubic", "TCP congestion control of each socket (BBR paces small bursts); empty: leave the kernel's"
+    )
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(self)):
+            value = getattr(self, name)
+            if isinstance(value, int | float) and value < 0:
+                raise ConfigError(f"{name}: {value} is negative")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port: {self.port} is none")
+        if not 0.01 <= self.ping_interval_s <= 86_400:
+            raise ConfigError(f"ping_interval_s: {self.ping_interval_s} is not between 0.01 and 86400")
+        if self.backbone_token is not None and not 8 <= len(self.backbone_token) <= 200:
+            raise ConfigError("backbone_token: 8 to 200 characters are needed")
+        if self.public_url is not None and not self.public_url.startswith(("http://", "https://")):
+            raise ConfigError(f"public_url: {self.public_url!r} does not start with http:// or https://")
+
+
+def setting_types() -> dict[str, type]:
+    """Return the type of each setting's value, `| None` taken off."""
+    hints = get_type_hints(Config)
+    return {name: (get_args(hint) or (hint,))[0] for name, hint in hints.items()}
+
+
+def settings() -> tuple[Field[Any], ...]:
+    """Return the settings in order."""
+    return fields(Config)
+
+
+def from_sources(given: Mapping[str, object], environment: Mapping[str, str]) -> Config:
+    """
+    Put the settings together: what was `given`, then the environment, then defaults.
+
+    Raises:
+        ConfigError: an unknown key or variable, or a value of the wrong kind.
+    """
+    types = setting_types()
+    unknown = sorted(set(given) - set(types))
+    if unknown:
+        raise ConfigError(f"unknown setting: {', '.join(unknown)}")
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if name not in types or variable != ENVIRONMENT_PREFIX + name.upper():
+            raise ConfigError(f"unknown environment variable {variable}")
+        try:
+            values[name] = types[name](text)
+        except ValueError as exc:
+            raise ConfigError(f"{variable}: {text!r} is no {types[name].__name__}") from exc
+    return Config(**(values | dict(given)))

@@ -1,0 +1,388 @@
+"""
+Drive all sessions: greet them, feed the pool with what they say, tell them what follows, pass calls on.
+
+    websocket ──> Connection ──> RelaySession ──events──> Hub ──> Pool (who holds what, who works for whom)
+                                                            └──> Outbox of the other end
+"""
+
+import asyncio
+import hmac
+import logging
+import secrets
+from collections.abc import Callable, MutableMapping
+from time import monotonic
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from relay import __version__
+from relay.config import Config
+from relay.forwarding.connection import Connection
+from relay.forwarding.queue import Outbox, Waiting
+from relay.forwarding.table import Calls, OpenCall
+from relay.metrics import Metrics
+from relay.pool.inventory import BackboneRecord
+from relay.pool.pool import Pool
+from relay.wire.close import CloseCode
+from relay.wire.frames import CALL_TYPES, MAX_FRAME_BYTES, FrameType, Header
+from relay.wire.messages import (
+    Assign,
+    Drain,
+    Failure,
+    Hello,
+    Offer,
+    Pause,
+    Peers,
+    Register,
+    SliceReady,
+    SliceWanted,
+    Welcome,
+)
+from relay.wire.session import Closed, Event, ForwardReceived, RelaySession, State
+
+log = logging.getLogger(__name__)
+
+SETTLE_DELAY_S = 0.02  # changes within it are settled together: a swarm that reconnects is one change
+TICK_S = 0.25
+
+_GONE = "this peer is not connected, or not paired with the sender"
+
+
+class Hub:
+    """All sessions of this relay, as an ASGI application for `/v1/session`."""
+
+    def __init__(self, config: Config, backbone_token: str, metrics: Metrics) -> None:
+        self.config = config
+        self.pool = Pool(first_epoch=1 + secrets.randbelow(1 << 31))  # not one of an earlier life
+        self.calls = Calls()
+        self.draining = False
+        self.on_backbones_changed: Callable[[], None] = lambda: None
+        self._token = backbone_token
+        self._metrics = metrics
+        self._counters = {
+            kind: (metrics.frames.labels(kind.name), metrics.bytes.labels(kind.name)) for kind in CALL_TYPES
+        }
+        self._connections: dict[int, Connection] = {}
+        self._by_id: dict[str, Connection] = {}  # greeted ones
+        self._by_session_token: dict[str, Connection] = {}
+        self._next_handle = 1
+        self._settling: asyncio.TimerHandle | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        metrics.queued.set_function(lambda: sum(c.outbox.size_bytes for c in self._connections.values()))
+
+    # -- life
+
+    async def start(self) -> None:
+        self._ticker = asyncio.create_task(self._tick_forever())
+
+    async def drain(self, reason: str) -> None:
+        """Say that we stop, let calls finish for a bounded time, say goodbye."""
+        self.draining = True
+        for connection in list(self._connections.values()):
+            if connection.session.state in (State.OPEN, State.READY):
+                connection.session.send_drain(Drain(reason, self.config.reconnect_after_s))
+                connection.flush()
+        deadline = monotonic() + self.config.drain_s
+        while len(self.calls) and monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in list(self._connections.values()):
+            self._end(connection, CloseCode.GOING_AWAY, reason)
+        if self._closing:
+            await asyncio.wait(set(self._closing))
+
+    async def stop(self) -> None:
+        if self._settling is not None:
+            self._settling.cancel()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+
+    # -- one socket
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one WebSocket to its end."""
+        await receive()  # websocket.connect
+        await send({"type": "websocket.accept"})
+        session = RelaySession(monotonic(), self.config.ping_interval_s)
+        outbox = Outbox(self.config.queue_bytes, self.config.queue_frames)
+        connection = Connection(self._next_handle, session, outbox, send)
+        self._next_handle += 1
+        self._connections[connection.handle] = connection
+        if self.draining or len(self._connections) > self.config.max_sessions:
+            code = CloseCode.GOING_AWAY if self.draining else CloseCode.OVERLOADED
+            self._end(connection, code, "this relay takes no more sessions now")
+        try:
+            while session.state is not State.CLOSED:
+                await self._receive(connection, await receive())
+            if connection.closing is not None:
+                await connection.closing
+        finally:
+            session.receive_close(CloseCode.GOING_AWAY, "the relay stops")
+            self._forget(connection)
+            connection.lost()
+
+    async def _receive(self, connection: Connection, message: MutableMapping[str, Any]) -> None:
+        session = connection.session
+        if message["type"] == "websocket.disconnect":
+            session.receive_close(message.get("code", CloseCode.NO_STATUS), message.get("reason") or "")
+            connection.lost()
+        else:
+            data = message.get("bytes")
+            session.receive_data(message.get("text") or "" if data is None else data, monotonic())
+        for event in session.events():
+            if isinstance(event, ForwardReceived):
+                await self._forward(connection, event)
+            else:
+                self._handle(connection, event)
+        connection.flush()
+
+    def _handle(self, connection: Connection, event: Event) -> None:
+        handle = connection.handle
+        match event:
+            case Hello():
+                self._greet(connection, event)
+            case Offer():
+                self.pool.offer(handle, self._id(connection), event)
+            case SliceReady():
+                self.pool.slices_ready(handle, event)
+            case Pause(paused):
+                self.pool.pause(handle, paused)
+            case Register():
+                self.pool.register(handle, self._id(connection), event)
+                log.info("backbone %r registered %s", event.name, event.manifest.name)
+                self.on_backbones_changed()
+            case Closed(code, reason):
+                self._forget(connection)
+                self._finish(connection, code, reason)
+        if self.pool.unsettled:
+            self._settle_soon()
+
+    def _greet(self, connection: Connection, hello: Hello) -> None:
+        if hello.role == "backbone" and not _equal(hello.token or "", self._token):
+            self._end(connection, CloseCode.AUTH, "wrong backbone token")
+            return
+        ghost = self._by_id.get(hello.id)
+        if ghost is not None:
+            assert ghost.session.hello is not None
+            if not _equal(hello.secret, ghost.session.hello.secret):
+                self._end(connection, CloseCode.AUTH, "this id is in use and the secret is another")
+                return
+            self._end(ghost, CloseCode.REPLACED, "a newer session of the same id")
+        connection.session_token = secrets.token_hex(16)
+        self._by_id[hello.id] = connection
+        self._by_session_token[connection.session_token] = connection
+        self._metrics.sessions.labels(hello.role).inc()
+        connection.session.send_welcome(
+            Welcome(
+                connection.session_token,
+                f"relay/{__version__}",
+                self.config.ping_interval_s,
+                MAX_FRAME_BYTES,
+            ),
+            monotonic(),
+        )
+
+    # -- calls
+
+    async def _forward(self, sender: Connection, event: ForwardReceived) -> None:
+        header = event.header
+        target = self._connections.get(header.peer)
+        if target is None or not target.ready or not self.pool.paired(sender.handle, target.handle):
+            self._refuse(sender, header, "gone", _GONE)
+            return
+        data = target.session.forward(header, event.data, sender.handle)
+        kind = header.type
+        if kind is FrameType.DISPATCH:
+            self.calls.opened(target.handle, OpenCall(sender.handle, header.call_id, header.epoch))
+        elif kind is FrameType.CANCEL:
+            self.calls.closed(target.handle, sender.handle, header.call_id)
+            if target.outbox.cancel(sender.handle, header.call_id):
+                self._metrics.dropped.labels("cancelled").inc()
+                return  # the dispatch never left, so there is nothing to cancel
+        elif sender.handle in self.pool.nodes:
+            self.calls.closed(sender.handle, target.handle, header.call_id)
+
+        if kind is FrameType.CANCEL or kind is FrameType.FAILURE:
+            if target.outbox.put_control(data):
+                target.flush()
+        else:
+            expires_at = monotonic() + header.deadline_ms / 1000.0 if header.deadline_ms else None
+            message = Waiting(data, sender.handle, header.call_id, expires_at)
+            if not target.queue(message) and not await self._queue_later(target, message):
+                if kind is FrameType.DISPATCH:
+                    self.calls.closed(target.handle, sender.handle, header.call_id)
+                self._refuse(sender, header, "overloaded", "the receiver's queue stayed full")
+                return
+        frames, size_bytes = self._counters[kind]
+        frames.inc()
+        size_bytes.inc(len(data))
+
+    async def _queue_later(self, target: Connection, message: Waiting) -> bool:
+        """Hold the sender back until its frame fits, bounded; what it sent before waits in its socket."""
+        if not await target.wait_for_room(len(message.data), self.config.backpressure_s):
+            return False
+        return target.queue(message)
+
+    def _refuse(self, sender: Connection, header: Header, code: str, why: str) -> None:
+        """Answer a call that cannot be passed on, in the receiver's name."""
+        self._metrics.dropped.labels(code).inc()
+        if sender.ready and header.type in (
+            FrameType.DISPATCH,
+            FrameType.PARTIAL,
+        ):  # never a failure for a failure
+            failure = Failure(code, why, "send" if header.type is FrameType.DISPATCH else "return")
+            sender.session.send_failure(header.peer, header.call_id, header.epoch, failure)
+            sender.flush()
+
+    # -- the end of a session
+
+    def _end(self, connection: Connection, code: CloseCode, reason: str) -> None:
+        """End a session from our side, whatever its reader is doing."""
+        connection.session.close(code, reason)
+        connection.flush()
+        for event in connection.session.events():
+            if isinstance(event, Closed):
+                self._handle(connection, event)
+
+    def _finish(self, connection: Connection, code: int, reason: str) -> None:
+        self._metrics.sessions_closed.labels(str(code)).inc()
+        connection.flush()
+        connection.closing = asyncio.create_task(connection.finish(code, reason))
+        self._closing.add(connection.closing)
+        connection.closing.add_done_callback(self._closing.discard)
+
+    def _forget(self, connection: Connection) -> None:
+        """Take a session out of all tables and fail the calls it would have answered. Idempotent."""
+        if self._connections.pop(connection.handle, None) is None:
+            return
+        hello = connection.session.hello
+        if hello is not None and self._by_session_token.pop(connection.session_token, None) is not None:
+            self._by_id.pop(hello.id, None)
+            self._metrics.sessions.labels(hello.role).dec()
+        for call in self.calls.node_left(connection.handle):
+            backbone = self._connections.get(call.backbone)
+            if backbone is not None and backbone.ready:
+                failure = Failure("gone", "the node left before it answered", "return")
+                backbone.session.send_failure(connection.handle, call.call_id, call.epoch, failure)
+                backbone.flush()
+        self.calls.backbone_left(connection.handle)
+        is_backbone = connection.handle in self.pool.backbones
+        self.pool.remove(connection.handle)
+        if is_backbone:
+            self.on_backbones_changed()
+        if self.pool.unsettled:
+            self._settle_soon()
+
+    # -- time
+
+    def _settle_soon(self) -> None:
+        if self._settling is None:
+            self._settling = asyncio.get_running_loop().call_later(SETTLE_DELAY_S, self._settle)
+
+    def _settle(self) -> None:
+        self._settling = None
+        with self._metrics.settle_seconds.time():
+            told = self.pool.settle()
+        for item in told:
+            connection = self._connections.get(item.handle)
+            if connection is None or not connection.ready:
+                continue
+            match item.message:
+                case Assign():
+                    connection.session.send_assign(item.message)
+                case Peers():
+                    connection.session.send_peers(item.message)
+            connection.flush()
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(min(TICK_S, self.config.ping_interval_s / 4))
+            for connection in list(self._connections.values()):
+                try:
+                    self._tick(connection, monotonic())
+                except Exception:  # one session's trouble must not stop everybody's clock
+                    log.exception("session %d", connection.handle)
+                    self._end(connection, CloseCode.GOING_AWAY, "an error in the relay")
+
+    def _tick(self, connection: Connection, now: float) -> None:
+        session = connection.session
+        due = session.next_timer()
+        if due is not None and now >= due:
+            session.handle_timer(now)
+        since = connection.writing_since
+        if since is not None and now - since > self.config.stall_s:
+            session.close(CloseCode.OVERLOADED, f"took no bytes for {self.config.stall_s:g} s")
+        if connection.outbox.dropped:
+            self._metrics.dropped.labels("expired").inc(connection.outbox.dropped)
+            connection.outbox.dropped = 0
+        connection.flush()
+        for event in session.events():
+            if isinstance(event, Closed):  # whatever came from the socket, its reader handles
+                self._handle(connection, event)
+
+    # -- for the HTTP side
+
+    def backbone_of_session(self, session_token: str) -> BackboneRecord | None:
+        """Return the registered backbone that this bearer token belongs to."""
+        connection = self._by_session_token.get(session_token)
+        return self.pool.backbones.get(connection.handle) if connection is not None else None
+
+    def want_slice(self, handle: int, slice_id: str) -> None:
+        """Ask a backbone for a slice."""
+        connection = self._connections.get(handle)
+        if connection is not None and connection.ready:
+            connection.session.send_slice_wanted(SliceWanted(slice_id))
+            connection.flush()
+
+    def status(self) -> dict[str, Any]:
+        """Describe who is here, for people and tests. Nothing in it lets one take a peer's place."""
+        pool, connections = self.pool, self._connections
+        return {
+            "relay": __version__,
+            "draining": self.draining,
+            "sessions": len(connections),
+            "open_calls": len(self.calls),
+            "nodes": [
+                {
+                    "peer": node.handle,
+                    "id": node.node_id[:8],
+                    "name": node.offer.name,
+                    "kernel": node.offer.kernel,
+                    "gb_per_s": node.offer.gb_per_s,
+                    "memory_bytes": node.offer.memory_bytes,
+                    "paused": node.paused,
+                    "backbone": node.backbone,
+                    "epoch": node.epoch,
+                    "slices_assigned": len(node.desired),
+                    "slices_ready": len(node.ready & node.desired),
+                    "rtt_ms": connections[node.handle].session.rtt_ms,
+                    "queued_bytes": connections[node.handle].outbox.size_bytes,
+                }
+                for node in pool.nodes.values()
+            ],
+            "backbones": [
+                {
+                    "peer": backbone.handle,
+                    "id": backbone.backbone_id[:8],
+                    "name": backbone.name,
+                    "model": backbone.catalogue.manifest.model,
+                    "model_name": backbone.catalogue.manifest.name,
+                    "slices": len(backbone.catalogue.slices),
+                    "size_bytes": backbone.catalogue.size_bytes,
+                    "nodes": sorted(backbone.nodes),
+                    "rtt_ms": connections[backbone.handle].session.rtt_ms,
+                    "queued_bytes": connections[backbone.handle].outbox.size_bytes,
+                }
+                for backbone in pool.backbones.values()
+            ],
+        }
+
+    def _id(self, connection: Connection) -> str:
+        hello = connection.session.hello
+        assert hello is not None  # the session's table lets nothing through before it
+        return hello.id
+
+
+def _equal(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())

@@ -1,0 +1,129 @@
+"""What people and monitors see of a relay: page, kernels, health, metrics, status, QR code."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from relay import assets
+from relay.config import Config
+from relay.server import RelayServer
+from tests.fakes.peers import Backbone, Node, run
+
+CONFIG = Config(host="127.0.0.1", port=0, drain_s=0.1)
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A page folder with secrets around it."""
+    folder = tmp_path / "page"
+    (folder / "src" / "ui").mkdir(parents=True)
+    (folder / "index.html").write_text("<!doctype html>hello")
+    (folder / "manifest.webmanifest").write_text("{}")
+    (folder / "src" / "main.js").write_text("export {};")
+    (folder / "src" / "notes.md").write_text("not for serving")
+    (folder / "package.json").write_text("{}")
+    (tmp_path / "secret.js").write_text("secret")
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built" / "expert.wasm").write_bytes(b"\0asm")
+    monkeypatch.setattr(assets, "BUILT", tmp_path / "built")
+    monkeypatch.setattr(assets, "CHECKOUT_PAGE", folder)
+    return folder
+
+
+def test_page_and_kernel_are_served_with_type_policy_and_revalidation(page: Path) -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, httpx.AsyncClient(base_url=relay.url) as http:
+            for path, media_type in [
+                ("/", "text/html; charset=utf-8"),
+                ("/index.html", "text/html; charset=utf-8"),
+                ("/manifest.webmanifest", "application/manifest+json"),
+                ("/src/main.js", "text/javascript; charset=utf-8"),
+                ("/kernels/expert.wasm", "application/wasm"),
+            ]:
+                answer = await http.get(path)
+                assert (answer.status_code, answer.headers["content-type"]) == (200, media_type)
+                assert "'wasm-unsafe-eval'" in answer.headers["content-security-policy"]
+                assert answer.headers["x-content-type-options"] == "nosniff"
+                same = await http.get(path, headers={"if-none-match": answer.headers["etag"]})
+                assert same.status_code == 304
+            (page / "src" / "main.js").write_text("export const changed = 1;")
+            assert "changed" in (await http.get("/src/main.js")).text
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/package.json",
+        "/src/notes.md",
+        "/src/../package.json",
+        "/src/%2e%2e/%2e%2e/secret.js",
+        "/src/..%2f..%2fsecret.js",
+        "/src//etc/passwd",
+        "/src/",
+        "/src/nothing.js",
+        "/kernels/other.wasm",
+        "/kernels/..%2f..%2fsecret.js",
+        "/nothing",
+    ],
+)
+def test_nothing_but_the_page_is_served(page: Path, path: str) -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, httpx.AsyncClient(base_url=relay.url) as http:
+            assert (await http.get(path)).status_code == 404
+
+    run(test)
+
+
+def test_page_of_this_checkout_is_found() -> None:
+    assert (assets.page_folder() / "index.html").is_file()
+
+
+def test_health_status_and_metrics_tell_who_is_here() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, httpx.AsyncClient(base_url=relay.url) as http:
+            assert (await http.get("/healthz")).json()["status"] == "ok"
+            async with Backbone(relay) as backbone, Node(relay) as node:
+                await backbone.register()
+                await node.offer()
+                await node.serve()
+                await backbone.nodes(1)
+                answer = await http.get("/status.json")
+                status = answer.json()
+                assert status["nodes"][0]["slices_ready"] == 4
+                assert status["nodes"][0]["backbone"] == status["backbones"][0]["peer"]
+                for private in (node.hello.secret, backbone.hello.secret, node.hello.id):
+                    assert private not in answer.text
+                for session in (node.session, backbone.session):
+                    assert session.welcome.session not in answer.text
+                assert relay.backbone_token not in answer.text
+                metrics = (await http.get("/metrics")).text
+                assert 'relay_sessions{role="node"} 1.0' in metrics
+                assert 'relay_sessions{role="backbone"} 1.0' in metrics
+            assert "relay_slice_cache_bytes 0.0" in metrics
+
+    run(test)
+
+
+def test_qr_code_shows_the_public_url() -> None:
+    async def test() -> None:
+        for public_url in (None, "https://swarm.example"):
+            config = Config(host="127.0.0.1", port=0, public_url=public_url, drain_s=0.1)
+            async with RelayServer(config) as relay, httpx.AsyncClient(base_url=relay.url) as http:
+                answer = await http.get("/qr.svg")
+                assert answer.headers["content-type"] == "image/svg+xml" and "<svg" in answer.text
+
+    run(test)
+
+
+def test_two_relays_in_one_process_do_not_share_their_metrics() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as one, RelayServer(CONFIG) as two, Node(one) as node:
+            await node.offer()
+            async with httpx.AsyncClient() as http:
+                assert 'role="node"' in (await http.get(f"{one.url}/metrics")).text
+                assert 'role="node"' not in (await http.get(f"{two.url}/metrics")).text
+
+    run(test)

@@ -1,0 +1,398 @@
+"""The relay as a whole: a real server, real sockets, peers that behave and peers that do not."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from relay.config import Config
+from relay.server import RelayServer
+from relay.wire.close import CloseCode
+from relay.wire.frames import MAX_FRAME_BYTES, Frame, FrameType
+from relay.wire.messages import Assign, Drain, Failure, Hello, Peers, Welcome
+from relay.wire.session import (
+    CancelReceived,
+    Closed,
+    DispatchReceived,
+    FailureReceived,
+    PartialReceived,
+)
+from tests.fakes.peers import PARTIAL, Backbone, Node, closed, run, slice_name
+
+CONFIG = Config(host="127.0.0.1", port=0, backpressure_s=0.1, drain_s=0.2)
+
+
+async def serving(relay: RelayServer, number: int = 1) -> Node:
+    """A node that is connected, assigned and ready."""
+    node = await Node(relay, number).__aenter__()
+    await node.offer()
+    await node.serve()
+    return node
+
+
+def test_a_call_goes_through_and_comes_back() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Backbone(relay) as backbone, Node(relay) as node:
+            await backbone.register()
+            await node.offer()
+            await node.serve()
+            peers = await backbone.nodes(1)
+            (peer,) = peers.values()
+            assert dict(peer.experts) == {0: (0, 1), 1: (0, 1)} and peer.path == "relayed"
+            await backbone.call(peer, 77, deadline_ms=5000)
+            call = await node.expect(DispatchReceived)
+            assert (call.call_id, call.epoch, call.deadline_ms) == (77, node.assign.epoch, 5000)
+            assert call.peer == node.assign.peer
+            node.session.send_partial(call.peer, call.call_id, call.epoch, PARTIAL)
+            await node.flush()
+            answer = await backbone.expect(PartialReceived)
+            assert (answer.peer, answer.call_id, answer.partial) == (peer.peer, 77, PARTIAL)
+            assert relay.hub.status()["open_calls"] == 0
+
+    run(test)
+
+
+def test_node_that_comes_first_waits_for_a_backbone() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Node(relay) as node:
+            await node.offer()
+            await asyncio.sleep(0.05)
+            assert not any(isinstance(event, Assign) for event in node.seen)
+            async with Backbone(relay) as backbone:
+                await backbone.register()
+                await node.serve()
+                assert len(await backbone.nodes(1)) == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (b"garbage", CloseCode.PROTOCOL),
+        ("text", CloseCode.PROTOCOL),
+        ("", CloseCode.PROTOCOL),
+        (Frame(FrameType.PAUSE, b'{"paused":true}').encode(), CloseCode.PROTOCOL),
+        (bytes(MAX_FRAME_BYTES + 1), CloseCode.TOO_LARGE),
+        (bytes(MAX_FRAME_BYTES + 100_000), 1009),  # refused by the WebSocket layer before it is read
+        (b"ES\x02" + bytes(29), CloseCode.VERSION),
+    ],
+    ids=["garbage", "text", "empty text", "no hello", "too large", "much too large", "version 2"],
+)
+def test_stranger_who_does_not_speak_the_protocol_is_closed(message: Any, code: int) -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay:
+            url = relay.url.replace("http", "ws") + "/v1/session"
+            async with connect(url, compression=None, proxy=None) as socket:
+                with contextlib.suppress(ConnectionClosed):  # it may be refused before all of it is sent
+                    await socket.send(message)
+                async with asyncio.timeout(5):
+                    await socket.wait_closed()
+                assert socket.close_code == code
+            assert relay.hub.status()["sessions"] == 0
+
+    run(test)
+
+
+def test_backbone_with_a_wrong_token_is_refused() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay:
+            for token in ("wrong", None):
+                async with Backbone(relay, token=token) as backbone:
+                    end = await closed(backbone)
+                    assert (end.code, end.reason) == (CloseCode.AUTH, "wrong backbone token")
+
+    run(test)
+
+
+def test_reconnect_with_the_same_secret_replaces_the_ghost_at_once() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Backbone(relay) as backbone:
+            await backbone.register()
+            ghost = await serving(relay)
+            (old,) = (await backbone.nodes(1)).values()
+            await ghost.stop_reading()
+            again = await serving(relay)
+            (new,) = (await backbone.expect(Peers, lambda p: p.nodes and p.nodes[0].peer != old.peer)).nodes
+            assert new.node_id == old.node_id and new.epoch != old.epoch
+            assert len(relay.hub.status()["nodes"]) == 1
+            await again.stop()
+            await ghost.stop()
+
+    run(test)
+
+
+def test_ghost_learns_that_it_was_replaced() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Node(relay) as ghost:
+            await ghost.offer()
+            async with Node(relay) as again:
+                await again.offer()
+                assert (await closed(ghost)).code == CloseCode.REPLACED
+
+    run(test)
+
+
+def test_wrong_secret_for_a_live_id_is_refused_and_the_live_one_stays() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Backbone(relay) as backbone:
+            await backbone.register()
+            node = await serving(relay)
+            await backbone.nodes(1)
+            async with Node(relay, secret="f" * 32) as thief:
+                assert (await closed(thief)).code == CloseCode.AUTH
+            assert len(relay.hub.status()["nodes"]) == 1 and node.session.closed is None
+            await node.stop()
+
+    run(test)
+
+
+def test_sender_hears_at_once_when_the_node_vanishes_in_a_call() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Backbone(relay) as backbone:
+            await backbone.register()
+            node = await serving(relay)
+            (peer,) = (await backbone.nodes(1)).values()
+            await backbone.call(peer, 77)
+            await node.expect(DispatchReceived)
+            await node.stop()
+            failure = await backbone.expect(FailureReceived)
+            assert (failure.peer, failure.call_id, failure.epoch) == (peer.peer, 77, peer.epoch)
+            assert (failure.failure.code, failure.failure.phase) == ("gone", "return")
+            await backbone.nodes(0)
+            await backbone.call(peer, 78)
+            assert (await backbone.expect(FailureReceived)).failure.phase == "send"
+
+    run(test)
+
+
+def test_node_may_not_be_called_by_a_backbone_it_is_not_paired_with() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Backbone(relay) as backbone:
+            await backbone.register()
+            node = await serving(relay)
+            (peer,) = (await backbone.nodes(1)).values()
+            async with Backbone(relay, number=1002) as other:
+                await other.register()
+                await other.nodes(0)
+                await other.call(peer, 5)
+                assert (await other.expect(FailureReceived)).failure.code == "gone"
+            await node.stop()
+
+    run(test)
+
+
+def test_failure_and_cancel_reach_the_other_end() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Backbone(relay) as backbone:
+            await backbone.register()
+            node = await serving(relay)
+            (peer,) = (await backbone.nodes(1)).values()
+            await backbone.call(peer, 1)
+            call = await node.expect(DispatchReceived)
+            backbone.session.send_cancel(peer.peer, 1, peer.epoch)
+            await backbone.flush()
+            assert (await node.expect(CancelReceived)).call_id == 1
+            failure = Failure("not_held", "no", "compute", 0, 3)
+            node.session.send_failure(call.peer, 1, call.epoch, failure)
+            await node.flush()
+            assert (await backbone.expect(FailureReceived)).failure == failure
+            await node.stop()
+
+    run(test)
+
+
+def test_receiver_that_never_reads_is_bounded_and_harms_no_other_pair() -> None:
+    async def test() -> None:
+        config = replace(CONFIG, queue_bytes=1 << 20, stall_s=60.0)
+        async with RelayServer(config) as relay, Backbone(relay) as backbone:
+            await backbone.register()
+            nodes = {f"{n:032x}": await serving(relay, n) for n in (1, 2)}
+            peers = await backbone.nodes(2)
+            stuck_id, good_id = sorted(nodes)
+            await nodes[stuck_id].stop_reading()
+            x = bytes(4 * 50_000)
+            for call_id in range(1, 60):  # 12 MB: far more than sockets and queue hold
+                await backbone.call(peers[stuck_id], call_id, x)
+            refused = await backbone.expect(FailureReceived)
+            assert refused.failure.code == "overloaded"
+            status = {node["id"]: node for node in relay.hub.status()["nodes"]}
+            assert status[stuck_id[:8]]["queued_bytes"] <= (1 << 20)
+
+            started = asyncio.get_running_loop().time()
+            for call_id in range(1000, 1020):
+                await backbone.call(peers[stuck_id], call_id + 100, x)  # refused at once by now
+                await backbone.call(peers[good_id], call_id)
+                call = await nodes[good_id].expect(DispatchReceived)
+                nodes[good_id].session.send_partial(call.peer, call.call_id, call.epoch, PARTIAL)
+                await nodes[good_id].flush()
+                await backbone.expect(PartialReceived)
+            assert asyncio.get_running_loop().time() - started < 2.0
+            for node in nodes.values():
+                await node.stop()
+
+    run(test)
+
+
+def test_receiver_that_takes_no_bytes_for_long_is_dropped() -> None:
+    async def test() -> None:
+        config = replace(CONFIG, queue_bytes=1 << 20, stall_s=0.3, ping_interval_s=0.4)
+        async with RelayServer(config) as relay, Backbone(relay) as backbone:
+            await backbone.register()
+            node = await serving(relay)
+            (peer,) = (await backbone.nodes(1)).values()
+            await node.stop_reading()
+            for call_id in range(1, 60):
+                await backbone.call(peer, call_id, bytes(4 * 50_000))
+            await backbone.nodes(0)
+            assert relay.hub.status()["nodes"] == []
+            await node.stop()
+
+    run(test)
+
+
+def test_expired_calls_are_dropped_from_a_waiting_queue() -> None:
+    async def test() -> None:
+        config = replace(CONFIG, queue_bytes=32 << 20)
+        async with RelayServer(config) as relay, Backbone(relay) as backbone:
+            await backbone.register()
+            node = await serving(relay)
+            (peer,) = (await backbone.nodes(1)).values()
+            node.socket.transport.pause_reading()
+            for call_id in range(1, 60):
+                await backbone.call(peer, call_id, bytes(4 * 50_000), deadline_ms=50)
+            await backbone.call(peer, 99, deadline_ms=60_000)
+            await asyncio.sleep(0.3)
+            node.socket.transport.resume_reading()
+            await node.expect(DispatchReceived, lambda call: call.call_id == 99)
+            arrived = sum(isinstance(event, DispatchReceived) for event in node.seen)
+            assert arrived < 50
+            await node.stop()
+
+    run(test)
+
+
+def test_flood_of_calls_to_nobody_is_answered_or_closed_but_bounded() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Backbone(relay) as backbone, Node(relay, 2) as node:
+            await backbone.register()
+            await node.offer()
+            await node.serve()
+            (peer,) = (await backbone.nodes(1)).values()
+            flood = Frame(FrameType.CANCEL, b"", 4_000_000_000, 1, 1).encode()
+            dispatch = Frame(FrameType.DISPATCH, bytes(100), 4_000_000_000, 1, 1).encode()
+            for _ in range(2000):
+                await backbone.socket.send(flood)
+                await backbone.socket.send(dispatch)
+            await backbone.call(peer, 7)
+            assert (await node.expect(DispatchReceived)).call_id == 7
+
+    run(test)
+
+
+def test_paused_node_is_left_out_until_it_resumes() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Backbone(relay) as backbone:
+            await backbone.register()
+            node = await serving(relay)
+            await backbone.nodes(1)
+            node.session.send_pause(True)
+            await node.flush()
+            await backbone.nodes(0)
+            node.session.send_pause(False)
+            await node.flush()
+            await backbone.nodes(1)
+            await node.stop()
+
+    run(test)
+
+
+def test_silent_peer_is_closed_and_answering_peer_is_not() -> None:
+    async def test() -> None:
+        async with RelayServer(replace(CONFIG, ping_interval_s=0.1)) as relay:
+            url = relay.url.replace("http", "ws") + "/v1/session"
+            async with Node(relay) as node, connect(url, compression=None, proxy=None) as silent:
+                await node.offer()
+                hello = Hello("node", "9" * 32, "5" * 32)
+                await silent.send(Frame(FrameType.HELLO, hello.to_payload()).encode())
+                async with asyncio.timeout(5):
+                    await silent.wait_closed()
+                assert silent.close_code == CloseCode.TIMEOUT
+                assert node.session.closed is None
+                assert relay.hub.status()["nodes"][0]["rtt_ms"] is not None
+
+    run(test)
+
+
+def test_relay_that_is_full_says_so() -> None:
+    async def test() -> None:
+        async with RelayServer(replace(CONFIG, max_sessions=1)) as relay, Node(relay, 1) as node:
+            await node.offer()
+            async with Node(relay, 2) as late:
+                assert (await closed(late)).code == CloseCode.OVERLOADED
+
+    run(test)
+
+
+def test_stopping_relay_drains_then_says_goodbye() -> None:
+    async def test() -> None:
+        relay = await RelayServer(CONFIG).__aenter__()
+        backbone = await Backbone(relay).__aenter__()
+        await backbone.register()
+        node = await serving(relay)
+        (peer,) = (await backbone.nodes(1)).values()
+        await backbone.call(peer, 77)
+        call = await node.expect(DispatchReceived)
+        stopping = asyncio.create_task(relay.__aexit__(None, None, None))
+        assert (await backbone.expect(Drain)).reconnect_after_s == CONFIG.reconnect_after_s
+        await node.expect(Drain)
+        node.session.send_partial(call.peer, call.call_id, call.epoch, PARTIAL)
+        await node.flush()
+        await backbone.expect(PartialReceived)
+        for peer_ in (backbone, node):
+            end = await closed(peer_)
+            assert (end.code, end.by_peer) == (CloseCode.GOING_AWAY, True)
+        await stopping
+
+    run(test)
+
+
+def test_after_a_restart_everybody_finds_together_again() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay:
+            backbone = await Backbone(relay).__aenter__()
+            await backbone.register()
+            nodes = [await serving(relay, n) for n in (1, 2)]
+            before = {n.hello.id: n.assign.layers for n in nodes}
+            await relay.kill()
+            assert isinstance(await closed(backbone), Closed)
+            relay2 = RelayServer(replace(CONFIG, port=relay.port, backbone_token=relay.backbone_token))
+            async with relay2:
+                everything = tuple(slice_name(n, e) for n in range(2) for e in range(2))
+                again = [await Node(relay2, n).__aenter__() for n in (1, 2)]
+                for node in again:
+                    await node.offer(inventory=everything)
+                async with Backbone(relay2) as backbone2:
+                    await backbone2.register()
+                    for node in again:
+                        await node.serve()
+                        assert node.assign.layers == before[node.hello.id]
+                    assert len(await backbone2.nodes(2)) == 2
+                for node in (*nodes, *again):
+                    await node.stop()
+            await backbone.stop()
+
+    run(test)
+
+
+def test_welcome_says_who_the_relay_is_and_what_it_takes() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Node(relay) as node:
+            welcome = await node.expect(Welcome)
+            assert welcome.relay.startswith("relay/") and welcome.max_frame_bytes == MAX_FRAME_BYTES
+
+    run(test)
