@@ -24,6 +24,9 @@ ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": "", "LLAMA_
 NGRAM_LOOKUP_TOKENS = 5
 NGRAM_DRAFT_TOKENS = 12
 
+# The server is never let go: its end would wait, under the interpreter lock, for threads that do not end.
+_kept: list[object] = []
+
 LOG_WARNINGS = 2  # llama.cpp's verbosity: 1 errors, 2 warnings, 3 information
 
 
@@ -32,7 +35,7 @@ def main() -> None:
     pipe = os.fdopen(int(sys.argv[2]), "w")
     os.environ.update(ENVIRONMENT)
     try:
-        report, _server = _start(config)
+        report = _start(config)
     except BackboneError as exc:
         report = {"error": str(exc), "code": exc.code}
         if isinstance(exc, EngineRefused):
@@ -51,7 +54,7 @@ def main() -> None:
     os._exit(1 if "error" in report else 0)
 
 
-def _start(config: dict[str, Any]) -> tuple[dict[str, Any], object]:
+def _start(config: dict[str, Any]) -> dict[str, Any]:
     import xllamacpp
     from xllamacpp import xllamacpp as extension
 
@@ -68,13 +71,14 @@ def _start(config: dict[str, Any]) -> tuple[dict[str, Any], object]:
         if device is not None:
             _require_known_experts(device)  # the better reason, when there is one
         raise
+    _kept.append(server)
     report: dict[str, Any] = {"ready": True, "url": server.listening_address, "pid": os.getpid()}
     if device is not None:
         _require_known_experts(device)
         device.drop_pages()
         report["layers"] = [seen.to_json() for seen in device.seen_layers()]
         report["stats"] = device.stats()
-    return report, server
+    return report
 
 
 def _require_known_experts(device: Device) -> None:

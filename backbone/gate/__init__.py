@@ -1,1 +1,1 @@
-"""The onboarding gate: how close the swarm's logits are to llama.cpp's, beside how close llama.cpp is to itself."""
+"""The onboarding gate: how close the swarm is to llama.cpp, beside how close llama.cpp is to itself."""

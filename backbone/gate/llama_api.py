@@ -2,7 +2,7 @@
 llama.cpp's C API, as far as the gate needs it, through ctypes on the library inside the xllamacpp wheel.
 
 The parameter structs are mirrored for the pinned version and checked at each start: the defaults that the
-library returns must be the known ones at the known places, and what is set must be read back by its own calls.
+library returns must be the known ones at the known places, and what is set must be read back by its calls.
 Only for processes of their own (`logits_child.py`): llama.cpp may abort.
 """
 
@@ -25,6 +25,7 @@ F32 = ctypes.c_float
 Bool = ctypes.c_bool
 
 LOAD_MODE_MMAP = 1
+TYPE_F32 = 0
 
 
 class ModelParams(ctypes.Structure):
@@ -119,9 +120,9 @@ CONTEXT_DEFAULTS = {
     "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "n_outputs_max": 0,
     "n_outputs_max_per_seq": 1, "n_threads": 4, "n_threads_batch": 4, "rope_scaling_type": -1,
     "pooling_type": -1, "attention_type": -1, "flash_attn_type": -1, "yarn_ext_factor": -1.0,
-    "yarn_beta_slow": -1.0, "yarn_orig_ctx": 0, "defrag_thold": -1.0, "cb_eval": None, "type_k": 1, "type_v": 1,
-    "abort_callback": None, "embeddings": False, "offload_kqv": True, "no_perf": True, "op_offload": True,
-    "swa_full": True, "kv_unified": False, "samplers": None, "n_samplers": 0,
+    "yarn_beta_slow": -1.0, "yarn_orig_ctx": 0, "defrag_thold": -1.0, "cb_eval": None, "type_k": 1,
+    "type_v": 1, "abort_callback": None, "embeddings": False, "offload_kqv": True, "no_perf": True,
+    "op_offload": True, "swa_full": True, "kv_unified": False, "samplers": None, "n_samplers": 0,
 }  # fmt: skip
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -153,7 +154,9 @@ class Settings:
     """
     What may differ between two runs of llama.cpp that ought to agree.
 
-    `repack`: let it reorder weights in memory for faster kernels (its default; the engine does without).
+    repack: let it reorder weights in memory for faster kernels (its default; the engine does without).
+    flash_attention: the fused attention kernel; None leaves it to llama.cpp, which takes it.
+    cache_f32: keys and values cached as float32, not float16.
     """
 
     n_threads: int = 2
@@ -161,6 +164,8 @@ class Settings:
     n_ubatch: int = 512
     n_ctx: int = 2048
     repack: bool = False
+    flash_attention: bool | None = None
+    cache_f32: bool = False
 
 
 def library_path() -> Path:
@@ -241,7 +246,9 @@ class Llama:
         if swarm:
             device = self._c.ggml_backend_dev_by_name(DEVICE_NAME.encode())
             buffer_type = self._c.ggml_backend_dev_buffer_type(device)
-            self._overrides = (BufferOverride * 2)((WEIGHTS_PATTERN.encode(), buffer_type), (None, None))
+            last = BufferOverride(None, None)  # ends the list; the list must outlive the loading
+            first = BufferOverride(WEIGHTS_PATTERN.encode(), buffer_type)
+            self._overrides = (BufferOverride * 2)(first, last)
             params.tensor_buft_overrides = ctypes.cast(self._overrides, P)
         handle = self._c.llama_model_load_from_file(str(model).encode(), params)
         if not handle:
@@ -255,6 +262,10 @@ class Llama:
         params.n_ctx = settings.n_ctx
         params.n_batch = settings.n_batch
         params.n_ubatch = settings.n_ubatch
+        if settings.flash_attention is not None:
+            params.flash_attn_type = int(settings.flash_attention)
+        if settings.cache_f32:
+            params.type_k = params.type_v = TYPE_F32
         params.n_outputs_max_per_seq = settings.n_batch
         params.n_threads = params.n_threads_batch = settings.n_threads
         context = self._c.llama_init_from_model(self._model, params)

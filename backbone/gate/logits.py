@@ -1,8 +1,8 @@
 """
 Ask llama.cpp for logits, with its own experts or with a swarm in their place.
 
-Each call runs one process (`logits_child.py`) through the C API: no server, no sampling, no batching by chance,
-so that two calls with the same settings give the same bits.
+Each call runs one process (`logits_child.py`) through the C API: no server, no sampling, no batching by
+chance, so that two calls with the same settings give the same bits.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from backbone.engine.link import Floats
-from backbone.engine.supervisor import PACKAGE_ROOT, LinkServer, OnCall, device_library
+from backbone.engine.link_server import LinkServer, OnCall
+from backbone.engine.supervisor import PACKAGE_ROOT, device_library
 from backbone.errors import EngineError
 from backbone.gate.llama_api import Settings
 

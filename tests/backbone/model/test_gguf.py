@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+
+from backbone.errors import FormulaUnsupported, ModelError
+from backbone.model.gguf import open_model
+from backbone.model.quantise import dequantise
+from backbone.model.random_model import Shape, make_random_moe
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_random_moe(tmp_path_factory.mktemp("model") / "m.gguf", Shape(gate_up_type=12, down_type=14))
+
+
+def test_model_says_what_its_experts_are(path: Path) -> None:
+    model = open_model(path)
+    assert (model.num_experts, model.top_k, model.hidden_dim) == (8, 3, 256)
+    assert list(model.layers) == [0, 1, 2]
+    formula = model.layers[0].formula
+    assert (formula.gate_type, formula.up_type, formula.down_type) == (12, 12, 14)
+    assert formula.activation == "silu"
+    assert model.expert_bytes == 3 * 8 * formula.slice_bytes < path.stat().st_size
+
+
+def test_slice_is_gate_up_down_as_they_stand_in_the_file(path: Path) -> None:
+    model = open_model(path)
+    formula = model.layers[2].formula
+    data = model.slice_bytes(2, 7)
+    assert len(data) == formula.slice_bytes
+    gate_bytes, up_bytes, _ = formula.part_bytes()
+    assert data == b"".join(bytes(part) for part in model.slice_parts(2, 7))
+    whole_file = path.read_bytes()
+    for part in (data[:gate_bytes], data[gate_bytes : gate_bytes + up_bytes], data[gate_bytes + up_bytes :]):
+        assert whole_file.count(part) == 1
+    gate = dequantise(np.frombuffer(data[:gate_bytes], np.uint8).reshape(256, -1), 12)
+    assert gate.shape == (256, 256)
+
+
+def test_expert_that_does_not_exist_is_an_error(path: Path) -> None:
+    with pytest.raises(IndexError):
+        open_model(path).slice_bytes(0, 8)
+    with pytest.raises(KeyError):
+        open_model(path).slice_bytes(9, 0)
+
+
+def test_unsupported_formula_is_refused_unless_only_looked_at(tmp_path: Path) -> None:
+    path = make_random_moe(tmp_path / "oai.gguf", Shape(architecture="gpt-oss"))
+    with pytest.raises(FormulaUnsupported, match="swiglu_oai"):
+        open_model(path)
+    formula = open_model(path, require_supported=False).layers[0].formula
+    assert formula.biased and formula.alpha == 1.702 and formula.limit == 7.0
+
+
+def _write(path: Path, experts: int, down: tuple[int, ...] | None = None) -> Path:
+    writer = GGUFWriter(path, "qwen2moe")
+    writer.add_block_count(1)
+    writer.add_embedding_length(32)
+    writer.add_expert_used_count(1)
+    if experts:
+        writer.add_expert_count(experts)
+    if down:
+        writer.add_tensor("blk.0.ffn_down_exps.weight", np.zeros(down, np.float32))
+        writer.add_tensor("blk.0.ffn_gate_exps.weight", np.zeros((2, 32, 32), np.float32))
+        writer.add_tensor("blk.0.ffn_up_exps.weight", np.zeros((2, 32, 32), np.float32))
+    else:
+        writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_dense_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no routed experts"):
+        open_model(_write(tmp_path / "dense.gguf", experts=0))
+    with pytest.raises(ModelError, match="no tensor of theirs"):
+        open_model(_write(tmp_path / "empty.gguf", experts=2))
+
+
+def test_tensors_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"ffn_gate_exps.weight has shape \[32, 32, 2\], expected \[32, 64, 2\]"
+    ):
+        open_model(_write(tmp_path / "odd.gguf", experts=2, down=(2, 32, 64)))
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model", b"GGUF", b"GGUF\x03\0\0\0" + b"\xff" * 64])
+def test_any_other_file_is_a_model_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelError):
+        open_model(path)
+    with pytest.raises(ModelError, match="no such model file"):
+        open_model(tmp_path / "missing.gguf")
