@@ -1,8 +1,10 @@
-// Activations: f32 rows to int8 blocks and back to the forms in which they travel and are multiplied.
+// Activations: f32 rows to int8 blocks and back to the forms in which they travel and are
+// multiplied.
 #include "kernel.h"
 
 enum { MAX_BLOCK = 256 };
-static const float MIN_AMAX = 0x1p-100f; // below, a block counts as zero: its scale and 1/scale stay normal numbers
+static const float MIN_AMAX =
+    0x1p-100f; // below, a block counts as zero: its scale and 1/scale stay normal numbers
 
 // Round to nearest even by adding and taking off 1.5 * 2^23; exact for |x| < 2^22.
 INLINE float round_even(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
@@ -51,7 +53,8 @@ static void arrange_block256(float scale, const int8_t *ints, Block256 *out) {
         for (int i = 0; i < 16; i++) sum += ints[16 * j + i];
         out->sums16[j] = (int16_t)sum;
     }
-    for (int j = 0; j < 8; j++) out->sums32[j] = (int16_t)(out->sums16[2 * j] + out->sums16[2 * j + 1]);
+    for (int j = 0; j < 8; j++)
+        out->sums32[j] = (int16_t)(out->sums16[2 * j] + out->sums16[2 * j + 1]);
     for (int i = 0; i < 64; i++) out->quads[i] = quad_of(ints + 4 * i);
     out->scale = scale;
 }
@@ -68,13 +71,16 @@ int32_t arrange_f32(const float *x, size_t cols, ActivationKind kind, uint8_t *o
     for (size_t b = 0; b < cols / block; b++) {
         const float scale = quantise_block(x + b * block, block, ints);
         if (!f32_is_finite(scale)) return EXPERT_NON_FINITE;
-        if (kind == WANTS_Q8A32) arrange_block32(scale, ints, (Block32 *)(void *)out + b);
-        else arrange_block256(scale, ints, (Block256 *)(void *)out + b);
+        if (kind == WANTS_Q8A32)
+            arrange_block32(scale, ints, (Block32 *)(void *)out + b);
+        else
+            arrange_block256(scale, ints, (Block256 *)(void *)out + b);
     }
     return EXPERT_OK;
 }
 
-int32_t arrange_q8(const uint8_t *scales, const int8_t *ints, size_t cols, ActivationKind kind, uint8_t *out) {
+int32_t arrange_q8(const uint8_t *scales, const int8_t *ints, size_t cols, ActivationKind kind,
+                   uint8_t *out) {
     const size_t block = kind == WANTS_Q8A32 ? 32 : 256;
     int least = 0;
     for (size_t c = 0; c < cols; c++) least = ints[c] < least ? ints[c] : least;
@@ -83,17 +89,22 @@ int32_t arrange_q8(const uint8_t *scales, const int8_t *ints, size_t cols, Activ
         float scale;
         __builtin_memcpy(&scale, scales + 4 * b, 4);
         if (!f32_is_finite(scale)) return EXPERT_NON_FINITE;
-        if (kind == WANTS_Q8A32) arrange_block32(scale, ints + b * block, (Block32 *)(void *)out + b);
-        else arrange_block256(scale, ints + b * block, (Block256 *)(void *)out + b);
+        if (kind == WANTS_Q8A32)
+            arrange_block32(scale, ints + b * block, (Block32 *)(void *)out + b);
+        else
+            arrange_block256(scale, ints + b * block, (Block256 *)(void *)out + b);
     }
     return EXPERT_OK;
 }
 
 uint16_t f32_to_f16(float value) {
-    const uint32_t bits = f32_to_bits(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-    if (magnitude >= 0x7f800000) return (uint16_t)(sign | 0x7c00 | (magnitude > 0x7f800000 ? 0x200 : 0)); // inf, NaN
-    if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00); // 65520 and above round to infinity
-    if (magnitude < 0x33000001) return (uint16_t)sign;             // 2^-25 and below round to zero
+    const uint32_t bits = f32_to_bits(value), sign = bits >> 16 & 0x8000,
+                   magnitude = bits & 0x7fffffff;
+    if (magnitude >= 0x7f800000)
+        return (uint16_t)(sign | 0x7c00 | (magnitude > 0x7f800000 ? 0x200 : 0)); // inf, NaN
+    if (magnitude >= 0x477ff000)
+        return (uint16_t)(sign | 0x7c00);              // 65520 and above round to infinity
+    if (magnitude < 0x33000001) return (uint16_t)sign; // 2^-25 and below round to zero
     uint32_t mantissa = magnitude, shift = 13;
     if (magnitude < 0x38800000) { // a subnormal f16: the hidden bit becomes visible
         shift = 13 + (113 - (magnitude >> 23));
@@ -101,21 +112,24 @@ uint16_t f32_to_f16(float value) {
     } else {
         mantissa -= 112u << 23; // change of exponent bias
     }
-    const uint32_t half = (1u << (shift - 1)) - 1 + (mantissa >> shift & 1); // nearest, ties to even; a carry is right
+    const uint32_t half = (1u << (shift - 1)) - 1 +
+                          (mantissa >> shift & 1); // nearest, ties to even; a carry is right
     return (uint16_t)(sign | (mantissa + half) >> shift);
 }
 
-EXPERT_EXPORT(expert_f16_to_f32) void expert_f16_to_f32(const uint16_t *in, size_t count, float *out) {
+EXPERT_EXPORT(expert_f16_to_f32)
+void expert_f16_to_f32(const uint16_t *in, size_t count, float *out) {
     const FloatMode mode = plain_floats();
     for (size_t i = 0; i < count; i++) out[i] = f16_to_f32(in[i]);
     restore_floats(mode);
 }
 
-EXPERT_EXPORT(expert_f32_to_f16) void expert_f32_to_f16(const float *in, size_t count, uint16_t *out) {
+EXPERT_EXPORT(expert_f32_to_f16)
+void expert_f32_to_f16(const float *in, size_t count, uint16_t *out) {
     for (size_t i = 0; i < count; i++) out[i] = f32_to_f16(in[i]);
 }
 
-// ------------------------------------------------------------------------------------------------ how activations travel
+// ---- how activations travel
 
 size_t encoded_row_bytes(size_t encoding, size_t hidden_dim) {
     switch (encoding) {
@@ -140,26 +154,30 @@ static int32_t encode_row(const float *x, size_t hidden_dim, size_t encoding, ui
     } else {
         const size_t block = encoding == EXPERT_X_Q8A32 ? 32 : 256, num_blocks = hidden_dim / block;
         for (size_t b = 0; b < num_blocks; b++) {
-            const float scale = quantise_block(x + b * block, block, (int8_t *)out + 4 * num_blocks + b * block);
+            const float scale =
+                quantise_block(x + b * block, block, (int8_t *)out + 4 * num_blocks + b * block);
             __builtin_memcpy(out + 4 * b, &scale, 4);
         }
     }
     return EXPERT_OK;
 }
 
-__attribute__((noinline)) static int32_t encode_rows(const float *x, size_t num_tokens, size_t hidden_dim, size_t encoding,
+__attribute__((noinline)) static int32_t encode_rows(const float *x, size_t num_tokens,
+                                                     size_t hidden_dim, size_t encoding,
                                                      size_t row_bytes, uint8_t *out) {
     for (size_t t = 0; t < num_tokens; t++) {
-        const int32_t error = encode_row(x + t * hidden_dim, hidden_dim, encoding, out + t * row_bytes);
+        const int32_t error =
+            encode_row(x + t * hidden_dim, hidden_dim, encoding, out + t * row_bytes);
         if (error) return error;
     }
     return EXPERT_OK;
 }
 
 EXPERT_EXPORT(expert_encode_x)
-ptrdiff_t expert_encode_x(const float *x, size_t num_tokens, size_t hidden_dim, size_t encoding, uint8_t *out,
-                          size_t out_bytes) {
-    if (num_tokens > EXPERT_MAX_TOKENS || hidden_dim == 0 || hidden_dim > EXPERT_MAX_DIM) return EXPERT_BAD_SIZE;
+ptrdiff_t expert_encode_x(const float *x, size_t num_tokens, size_t hidden_dim, size_t encoding,
+                          uint8_t *out, size_t out_bytes) {
+    if (num_tokens > EXPERT_MAX_TOKENS || hidden_dim == 0 || hidden_dim > EXPERT_MAX_DIM)
+        return EXPERT_BAD_SIZE;
     const size_t row_bytes = encoded_row_bytes(encoding, hidden_dim);
     if (row_bytes == 0 || out_bytes / row_bytes < num_tokens) return EXPERT_BAD_SIZE;
     const FloatMode mode = plain_floats();
@@ -171,8 +189,11 @@ ptrdiff_t expert_encode_x(const float *x, size_t num_tokens, size_t hidden_dim, 
 // R with 2^(R-1) <= max|x| < 2^R, from the bits; 0 for a row of zeros.
 static int row_exponent(uint32_t magnitude) {
     if (magnitude == 0) return 0;
-    const int exponent = (int)(magnitude >> 23) - 126; // a subnormal gives -126 or less and is clamped anyway
-    return exponent < MIN_ROW_EXPONENT ? MIN_ROW_EXPONENT : exponent > MAX_ROW_EXPONENT ? MAX_ROW_EXPONENT : exponent;
+    const int exponent =
+        (int)(magnitude >> 23) - 126; // a subnormal gives -126 or less and is clamped anyway
+    return exponent < MIN_ROW_EXPONENT   ? MIN_ROW_EXPONENT
+           : exponent > MAX_ROW_EXPONENT ? MAX_ROW_EXPONENT
+                                         : exponent;
 }
 
 EXPERT_EXPORT(expert_row_exponents)

@@ -13,7 +13,8 @@ static uint64_t enabled_state(void) { // XGETBV: which registers the operating s
 static int32_t level(void) {
     uint32_t a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_SSE4_1) || !(c & bit_SSSE3)) return 0;
-    const int avx = (c & bit_AVX) && (c & bit_OSXSAVE) && (c & bit_F16C) && (enabled_state() & 6) == 6;
+    const int avx =
+        (c & bit_AVX) && (c & bit_OSXSAVE) && (c & bit_F16C) && (enabled_state() & 6) == 6;
     if (!avx || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 1;
     // The avx2 library is compiled for x86-64-v3, which has BMI as well.
     return (b & bit_AVX2) && (b & bit_BMI) && (b & bit_BMI2) ? 2 : 1;

@@ -1,17 +1,20 @@
 // The expert, in the order of the formula; CONTRACT.md says the same in words. Read this first.
 //
-//   y[t] = Σ over the picks of row t:  weight * down( silu(gate(x[t])) * up(x[t]) ),  summed on the integer grid
+//   y[t] = Σ over the picks of row t:  weight * down( silu(gate(x[t])) * up(x[t]) ),  summed on the
+//   integer grid
 //
-// Picks are sorted by expert, so that the weights of an expert are read once for all its rows (up to CHUNK of them).
+// Picks are sorted by expert, so that the weights of an expert are read once for all its rows (up
+// to CHUNK of them).
 #include "kernel.h"
 
 enum { CHUNK = 64, ALIGN = 64, HEADER_BYTES = 64 };
 enum { MAGIC = 0x31505845 }; // "EXP1"
 
-// ----------------------------------------------------------------------------------------------------------- the formula
+// ---- the formula
 
 typedef struct {
-    const ExpertFormat *gate, *up, *down; // gate, up: [expert_dim, hidden_dim]; down: [hidden_dim, expert_dim]
+    const ExpertFormat *gate, *up,
+        *down; // gate, up: [expert_dim, hidden_dim]; down: [hidden_dim, expert_dim]
     size_t hidden_dim, expert_dim;
     uint64_t slice_bytes, packed_bytes;
     uint64_t gate_at, up_at, down_at; // offsets in the packed expert
@@ -22,8 +25,10 @@ static uint64_t matrix_bytes(const ExpertFormat *format, uint64_t rows, uint64_t
 }
 
 static int32_t make_plan(const ExpertFormula *formula, Plan *plan) {
-    if (formula->activation != EXPERT_SILU || formula->gate_type < 0) return EXPERT_UNSUPPORTED_FORMULA;
-    if (formula->weight_position != EXPERT_WEIGHT_AFTER || formula->biased) return EXPERT_UNSUPPORTED_FORMULA;
+    if (formula->activation != EXPERT_SILU || formula->gate_type < 0)
+        return EXPERT_UNSUPPORTED_FORMULA;
+    if (formula->weight_position != EXPERT_WEIGHT_AFTER || formula->biased)
+        return EXPERT_UNSUPPORTED_FORMULA;
     if (formula->limit != 0) return EXPERT_UNSUPPORTED_FORMULA;
     plan->gate = expert_find_format(formula->gate_type);
     plan->up = expert_find_format(formula->up_type);
@@ -32,15 +37,18 @@ static int32_t make_plan(const ExpertFormula *formula, Plan *plan) {
     if (formula->hidden_dim <= 0 || formula->hidden_dim > EXPERT_MAX_DIM) return EXPERT_BAD_SIZE;
     if (formula->expert_dim <= 0 || formula->expert_dim > EXPERT_MAX_DIM) return EXPERT_BAD_SIZE;
     const uint64_t d = (uint64_t)formula->hidden_dim, f = (uint64_t)formula->expert_dim;
-    if (d % (uint64_t)plan->gate->block_cols || d % (uint64_t)plan->up->block_cols) return EXPERT_BAD_SIZE;
+    if (d % (uint64_t)plan->gate->block_cols || d % (uint64_t)plan->up->block_cols)
+        return EXPERT_BAD_SIZE;
     if (f % (uint64_t)plan->down->block_cols) return EXPERT_BAD_SIZE;
     plan->hidden_dim = (size_t)d;
     plan->expert_dim = (size_t)f;
-    plan->slice_bytes = matrix_bytes(plan->gate, f, d) + matrix_bytes(plan->up, f, d) + matrix_bytes(plan->down, d, f);
+    plan->slice_bytes = matrix_bytes(plan->gate, f, d) + matrix_bytes(plan->up, f, d) +
+                        matrix_bytes(plan->down, d, f);
     plan->gate_at = HEADER_BYTES;
     plan->up_at = plan->gate_at + round_up(plan->gate->packed_bytes(f, d), ALIGN);
     plan->down_at = plan->up_at + round_up(plan->up->packed_bytes(f, d), ALIGN);
-    plan->packed_bytes = plan->down_at + round_up(plan->down->packed_bytes(d, f), ALIGN) + PACK_SLACK;
+    plan->packed_bytes =
+        plan->down_at + round_up(plan->down->packed_bytes(d, f), ALIGN) + PACK_SLACK;
     return plan->packed_bytes > PTRDIFF_MAX ? EXPERT_BAD_SIZE : EXPERT_OK;
 }
 
@@ -72,17 +80,20 @@ static void write_header(const ExpertFormula *formula, int32_t header[HEADER_BYT
 }
 
 EXPERT_EXPORT(expert_pack)
-int32_t expert_pack(const ExpertFormula *formula, const uint8_t *slice, size_t slice_bytes, uint8_t *packed,
-                    size_t packed_bytes) {
+int32_t expert_pack(const ExpertFormula *formula, const uint8_t *slice, size_t slice_bytes,
+                    uint8_t *packed, size_t packed_bytes) {
     Plan plan;
     int32_t error = make_plan(formula, &plan);
     if (error) return error;
-    if (slice_bytes != plan.slice_bytes || packed_bytes != plan.packed_bytes) return EXPERT_BAD_SIZE;
+    if (slice_bytes != plan.slice_bytes || packed_bytes != plan.packed_bytes)
+        return EXPERT_BAD_SIZE;
     const size_t d = plan.hidden_dim, f = plan.expert_dim;
-    const uint8_t *up = slice + matrix_bytes(plan.gate, f, d), *down = up + matrix_bytes(plan.up, f, d);
+    const uint8_t *up = slice + matrix_bytes(plan.gate, f, d),
+                  *down = up + matrix_bytes(plan.up, f, d);
     int32_t header[HEADER_BYTES / 4];
     write_header(formula, header);
-    __builtin_memset(packed, 0, HEADER_BYTES); // no valid header while the pack is half done or refused
+    __builtin_memset(packed, 0,
+                     HEADER_BYTES); // no valid header while the pack is half done or refused
     error = plan.gate->pack(slice, f, d, packed + plan.gate_at);
     if (!error) error = plan.up->pack(up, f, d, packed + plan.up_at);
     if (!error) error = plan.down->pack(down, d, f, packed + plan.down_at);
@@ -90,9 +101,9 @@ int32_t expert_pack(const ExpertFormula *formula, const uint8_t *slice, size_t s
     return error;
 }
 
-// -------------------------------------------------------------------------------------------------------- scratch memory
+// ---- scratch memory
 
-typedef struct { // offsets; every array begins at a multiple of ALIGN
+typedef struct {                        // offsets; every array begins at a multiple of ALIGN
     uint64_t first_pick, order, row_of; // u32 [num_experts + 1], [num_picks], [num_picks]
     uint64_t x[NUM_ACTIVATION_KINDS];   // [num_tokens] rows of activation_bytes(kind, hidden_dim)
     uint64_t row;                       // f32 [hidden_dim]: a row as f32 while it is arranged
@@ -103,7 +114,9 @@ typedef struct { // offsets; every array begins at a multiple of ALIGN
     uint64_t total;
 } Layout;
 
-static int wants(const Plan *plan, ActivationKind kind) { return plan->gate->wants == kind || plan->up->wants == kind; }
+static int wants(const Plan *plan, ActivationKind kind) {
+    return plan->gate->wants == kind || plan->up->wants == kind;
+}
 
 static uint64_t take(Layout *layout, uint64_t size_bytes) {
     const uint64_t at = layout->total;
@@ -111,7 +124,8 @@ static uint64_t take(Layout *layout, uint64_t size_bytes) {
     return at;
 }
 
-static int32_t make_layout(const Plan *plan, uint64_t num_tokens, uint64_t num_picks, uint64_t num_experts, Layout *layout) {
+static int32_t make_layout(const Plan *plan, uint64_t num_tokens, uint64_t num_picks,
+                           uint64_t num_experts, Layout *layout) {
     if (num_tokens > EXPERT_MAX_TOKENS || num_experts > EXPERT_MAX_TOKENS) return EXPERT_BAD_SIZE;
     if (num_picks > num_tokens * EXPERT_MAX_PICKS_PER_TOKEN) return EXPERT_BAD_SIZE;
     const uint64_t chunk = num_picks < CHUNK ? num_picks : CHUNK;
@@ -121,7 +135,8 @@ static int32_t make_layout(const Plan *plan, uint64_t num_tokens, uint64_t num_p
     layout->row_of = take(layout, num_picks * 4);
     for (int kind = 0; kind < NUM_ACTIVATION_KINDS; kind++)
         layout->x[kind] = wants(plan, (ActivationKind)kind)
-                              ? take(layout, num_tokens * activation_bytes((ActivationKind)kind, plan->hidden_dim))
+                              ? take(layout, num_tokens * activation_bytes((ActivationKind)kind,
+                                                                           plan->hidden_dim))
                               : 0;
     layout->row = take(layout, plan->hidden_dim * 4);
     layout->gate = take(layout, chunk * round_up(plan->expert_dim, ROW_PAD) * 4);
@@ -133,7 +148,8 @@ static int32_t make_layout(const Plan *plan, uint64_t num_tokens, uint64_t num_p
 }
 
 EXPERT_EXPORT(expert_scratch_bytes)
-ptrdiff_t expert_scratch_bytes(const ExpertFormula *formula, size_t num_tokens, size_t num_picks, size_t num_experts) {
+ptrdiff_t expert_scratch_bytes(const ExpertFormula *formula, size_t num_tokens, size_t num_picks,
+                               size_t num_experts) {
     Plan plan;
     Layout layout;
     int32_t error = make_plan(formula, &plan);
@@ -141,9 +157,10 @@ ptrdiff_t expert_scratch_bytes(const ExpertFormula *formula, size_t num_tokens, 
     return error ? error : (ptrdiff_t)layout.total;
 }
 
-// -------------------------------------------------------------------------------------------------------------- one step
+// ---- one step
 
-// exp(x) for |x| <= 87: 2^n * polynomial, n the nearest integer to x / ln 2. CONTRACT.md "exp" has every constant.
+// exp(x) for |x| <= 87: 2^n * polynomial, n the nearest integer to x / ln 2. CONTRACT.md "exp" has
+// every constant.
 INLINE float exp_poly(float x) {
     const float n = (x * 0x1.715476p+0f + 0x1.8p23f) - 0x1.8p23f;
     float r = x - n * 0x1.63p-1f;
@@ -160,14 +177,17 @@ INLINE float exp_poly(float x) {
 
 // g / (1 + exp(-g)); exactly 0 below -87, where the true value is under 2e-36.
 INLINE float silu(float g) {
-    const float low = g > -87.0f ? g : -87.0f, clamped = low < 87.0f ? low : 87.0f; // NaN becomes -87, and s NaN
+    const float low = g > -87.0f ? g : -87.0f,
+                clamped = low < 87.0f ? low : 87.0f; // NaN becomes -87, and s NaN
     const float s = g / (1.0f + exp_poly(-clamped));
     return g < -87.0f ? 0.0f : s;
 }
 
-// Put weight * o on the grid and add it to the sums of its row. `scale`: f64 [hidden_dim], see grid_scales.
-// n = rint(p / step) by adding and taking off 1.5 * 2^52; the low bits of that sum are n itself.
-static int32_t add_to_grid(const float *p, size_t hidden_dim, const double *scale, int row_exponent, int64_t *sums) {
+// Put weight * o on the grid and add it to the sums of its row. `scale`: f64 [hidden_dim], see
+// grid_scales. n = rint(p / step) by adding and taking off 1.5 * 2^52; the low bits of that sum are
+// n itself.
+static int32_t add_to_grid(const float *p, size_t hidden_dim, const double *scale, int row_exponent,
+                           int64_t *sums) {
     const double row_scale = power_of_two(-row_exponent), magic = 0x1.8p52;
     const int64_t magic_bits = 0x4338000000000000;
     int bad = 0;
@@ -189,7 +209,9 @@ static int32_t add_to_grid(const float *p, size_t hidden_dim, const double *scal
 static int32_t check_call(const ExpertCall *call, const Plan *plan) {
     const size_t row_bytes = encoded_row_bytes(call->x_encoding, plan->hidden_dim);
     if (call->x_encoding > EXPERT_X_Q8A256) return EXPERT_BAD_VALUE;
-    if (row_bytes == 0 || call->x_bytes / row_bytes != call->num_tokens || call->x_bytes % row_bytes) return EXPERT_BAD_SIZE;
+    if (row_bytes == 0 || call->x_bytes / row_bytes != call->num_tokens ||
+        call->x_bytes % row_bytes)
+        return EXPERT_BAD_SIZE;
     if (call->x_encoding >= EXPERT_X_Q8A32) {
         const ActivationKind kind = call->x_encoding == EXPERT_X_Q8A32 ? WANTS_Q8A32 : WANTS_Q8A256;
         if (plan->gate->wants != kind || plan->up->wants != kind) return EXPERT_ENCODING_MISMATCH;
@@ -197,7 +219,8 @@ static int32_t check_call(const ExpertCall *call, const Plan *plan) {
     size_t num_picks = 0;
     for (size_t t = 0; t < call->num_tokens; t++) {
         if (call->counts[t] > EXPERT_MAX_PICKS_PER_TOKEN) return EXPERT_BAD_SIZE;
-        if (call->row_exponents[t] < MIN_ROW_EXPONENT || call->row_exponents[t] > MAX_ROW_EXPONENT) return EXPERT_BAD_VALUE;
+        if (call->row_exponents[t] < MIN_ROW_EXPONENT || call->row_exponents[t] > MAX_ROW_EXPONENT)
+            return EXPERT_BAD_VALUE;
         num_picks += call->counts[t];
     }
     if (num_picks != call->num_picks) return EXPERT_BAD_SIZE;
@@ -212,8 +235,10 @@ static int32_t check_call(const ExpertCall *call, const Plan *plan) {
     return EXPERT_OK;
 }
 
-// order: the picks sorted by expert, stable; those of expert e stand at first_pick[e] .. first_pick[e + 1].
-static void sort_picks(const ExpertCall *call, uint32_t *first_pick, uint32_t *order, uint32_t *row_of) {
+// order: the picks sorted by expert, stable; those of expert e stand at first_pick[e] ..
+// first_pick[e + 1].
+static void sort_picks(const ExpertCall *call, uint32_t *first_pick, uint32_t *order,
+                       uint32_t *row_of) {
     __builtin_memset(first_pick, 0, (call->num_experts + 1) * 4);
     for (size_t i = 0; i < call->num_picks; i++) first_pick[call->pick_expert[i] + 1]++;
     for (size_t e = 0; e < call->num_experts; e++) first_pick[e + 1] += first_pick[e];
@@ -224,20 +249,24 @@ static void sort_picks(const ExpertCall *call, uint32_t *first_pick, uint32_t *o
             row_of[i] = (uint32_t)t;
         }
     }
-    for (size_t e = call->num_experts; e > 0; e--) first_pick[e] = first_pick[e - 1]; // undo the increments
+    for (size_t e = call->num_experts; e > 0; e--)
+        first_pick[e] = first_pick[e - 1]; // undo the increments
     first_pick[0] = 0;
 }
 
 // Bring row t into every form that gate and up multiply.
-static int32_t arrange_row(const ExpertCall *call, const Plan *plan, size_t t, float *row, uint8_t *const *out) {
+static int32_t arrange_row(const ExpertCall *call, const Plan *plan, size_t t, float *row,
+                           uint8_t *const *out) {
     const size_t d = plan->hidden_dim;
     const uint8_t *x = call->x + t * encoded_row_bytes(call->x_encoding, d);
     if (call->x_encoding >= EXPERT_X_Q8A32) {
         const ActivationKind kind = call->x_encoding == EXPERT_X_Q8A32 ? WANTS_Q8A32 : WANTS_Q8A256;
         const size_t scales_bytes = d / (kind == WANTS_Q8A32 ? 32 : 256) * 4;
-        return arrange_q8(x, (const int8_t *)x + scales_bytes, d, kind, out[kind] + t * activation_bytes(kind, d));
+        return arrange_q8(x, (const int8_t *)x + scales_bytes, d, kind,
+                          out[kind] + t * activation_bytes(kind, d));
     }
-    if (call->x_encoding == EXPERT_X_F32) __builtin_memcpy(row, x, d * 4);
+    if (call->x_encoding == EXPERT_X_F32)
+        __builtin_memcpy(row, x, d * 4);
     else
         for (size_t c = 0; c < d; c++) row[c] = f16_to_f32(load_u16(x + 2 * c));
     for (int i = 0; i < NUM_ACTIVATION_KINDS; i++) {
@@ -253,22 +282,31 @@ __attribute__((noinline)) static int32_t answer(const ExpertCall *call) {
     Plan plan;
     Layout layout;
     int32_t error = make_plan(call->formula, &plan);
-    if (!error) error = make_layout(&plan, call->num_tokens, call->num_picks, call->num_experts, &layout);
+    if (!error)
+        error = make_layout(&plan, call->num_tokens, call->num_picks, call->num_experts, &layout);
     if (!error) error = check_call(call, &plan);
     if (error) return error;
     if (call->scratch_bytes < layout.total) return EXPERT_SCRATCH_TOO_SMALL;
-    uint8_t *const base = call->scratch + (ALIGN - (uintptr_t)call->scratch % ALIGN) % ALIGN - ALIGN; // layout begins at ALIGN
+    uint8_t *const base = call->scratch + (ALIGN - (uintptr_t)call->scratch % ALIGN) % ALIGN -
+                          ALIGN; // layout begins at ALIGN
 
     const size_t d = plan.hidden_dim, f = plan.expert_dim;
     const size_t d_stride = (size_t)round_up(d, ROW_PAD), f_stride = (size_t)round_up(f, ROW_PAD);
     uint32_t *const first_pick = (uint32_t *)(void *)(base + layout.first_pick);
-    uint32_t *const order = (uint32_t *)(void *)(base + layout.order), *const row_of = (uint32_t *)(void *)(base + layout.row_of);
-    float *const gate = (float *)(void *)(base + layout.gate), *const up = (float *)(void *)(base + layout.up);
-    float *const out = (float *)(void *)(base + layout.out), *const row = (float *)(void *)(base + layout.row);
+    uint32_t *const order = (uint32_t *)(void *)(base + layout.order),
+                    *const row_of = (uint32_t *)(void *)(base + layout.row_of);
+    float *const gate = (float *)(void *)(base + layout.gate), *const up =
+                                                                   (float *)(void *)(base +
+                                                                                     layout.up);
+    float *const out = (float *)(void *)(base + layout.out), *const row =
+                                                                 (float *)(void *)(base +
+                                                                                   layout.row);
     double *const grid = (double *)(void *)(base + layout.grid);
     uint8_t *const h = base + layout.h;
-    uint8_t *const x[NUM_ACTIVATION_KINDS] = {base + layout.x[0], base + layout.x[1], base + layout.x[2]};
-    const size_t gate_row = (size_t)activation_bytes(plan.gate->wants, d), up_row = (size_t)activation_bytes(plan.up->wants, d);
+    uint8_t *const x[NUM_ACTIVATION_KINDS] = {base + layout.x[0], base + layout.x[1],
+                                              base + layout.x[2]};
+    const size_t gate_row = (size_t)activation_bytes(plan.gate->wants, d),
+                 up_row = (size_t)activation_bytes(plan.up->wants, d);
     const size_t h_row = (size_t)activation_bytes(plan.down->wants, f);
 
     if (call->sums) {
@@ -313,7 +351,8 @@ __attribute__((noinline)) static int32_t answer(const ExpertCall *call) {
                         if (!f32_is_finite(p[c])) return EXPERT_NON_FINITE;
                     __builtin_memcpy(call->outputs + pick * d, p, d * 4);
                 }
-                if (call->sums) error = add_to_grid(p, d, grid, call->row_exponents[t], call->sums + t * d);
+                if (call->sums)
+                    error = add_to_grid(p, d, grid, call->row_exponents[t], call->sums + t * d);
                 if (error) return error;
             }
         }
@@ -328,7 +367,8 @@ EXPERT_EXPORT(expert_answer) int32_t expert_answer(const ExpertCall *call) {
     return error;
 }
 
-EXPERT_EXPORT(expert_read_memory) uint32_t expert_read_memory(const uint8_t *data, size_t size_bytes) {
+EXPERT_EXPORT(expert_read_memory)
+uint32_t expert_read_memory(const uint8_t *data, size_t size_bytes) {
     uint32_t sum[16] = {0}; // sixteen sums, so that the compiler reads as wide as it can
     for (size_t i = 0; i + 64 <= size_bytes; i += 64) {
         uint32_t words[16];

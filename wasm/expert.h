@@ -1,9 +1,13 @@
-// The expert kernel: one routed expert of an MoE layer, computed the same way, bit for bit, on every machine.
+// The expert kernel: one routed expert of an MoE layer, computed the same way, bit for bit, on
+// every machine.
 //
-// This header is the whole door: sizes, packing, one call per dispatch, the wire forms, a self-test. CONTRACT.md says
-// what is computed; expert.c computes it in that order. Rules that hold for every function:
-//   - no allocation, no statics that change, no exit, no printf: safe to call from several threads at once;
-//   - the caller owns every buffer; nothing is kept after the return except what was written to `packed`;
+// This header is the whole door: sizes, packing, one call per dispatch, the wire forms, a
+// self-test. CONTRACT.md says what is computed; expert.c computes it in that order. Rules that hold
+// for every function:
+//   - no allocation, no statics that change, no exit, no printf: safe to call from several threads
+//   at once;
+//   - the caller owns every buffer; nothing is kept after the return except what was written to
+//   `packed`;
 //   - sizes are checked before a byte is read, since slices and dispatches come from the internet;
 //   - failure is a negative number from `enum expert_error`.
 #ifndef EXPERT_H
@@ -24,29 +28,43 @@ enum { EXPERT_ABI_VERSION = 1 };
 
 enum expert_error {
     EXPERT_OK = 0,
-    EXPERT_NON_FINITE = -1,          // an infinity or NaN in weights, activations, router weights or an output
-    EXPERT_GRID_OVERFLOW = -2,       // an output does not fit the integer grid: |n| >= 2^51
-    EXPERT_BAD_SIZE = -3,            // a dimension is no multiple of its block, or a buffer has the wrong length
-    EXPERT_UNSUPPORTED_FORMAT = -4,  // no file in formats/ knows this ggml type
-    EXPERT_UNSUPPORTED_FORMULA = -5, // the activation, clamp, bias or weight position is not implemented
-    EXPERT_BAD_INDEX = -6,           // a pick names an expert that was not passed
-    EXPERT_ENCODING_MISMATCH = -7,   // x came as int8 blocks of another size than gate or up want; send f32 or f16
-    EXPERT_BAD_VALUE = -8,           // an activation of -128, an exponent out of range, an unknown encoding or grid
-    EXPERT_NOT_PACKED = -9,          // an expert was packed for another formula, by another build, or not at all
-    EXPERT_SCRATCH_TOO_SMALL = -10,  // ask expert_scratch_bytes() first
-    EXPERT_SELF_TEST_FAILED = -11,   // this machine does not compute what the contract says; it must not serve
+    EXPERT_NON_FINITE =
+        -1, // an infinity or NaN in weights, activations, router weights or an output
+    EXPERT_GRID_OVERFLOW = -2, // an output does not fit the integer grid: |n| >= 2^51
+    EXPERT_BAD_SIZE =
+        -3, // a dimension is no multiple of its block, or a buffer has the wrong length
+    EXPERT_UNSUPPORTED_FORMAT = -4, // no file in formats/ knows this ggml type
+    EXPERT_UNSUPPORTED_FORMULA =
+        -5,                // the activation, clamp, bias or weight position is not implemented
+    EXPERT_BAD_INDEX = -6, // a pick names an expert that was not passed
+    EXPERT_ENCODING_MISMATCH =
+        -7, // x came as int8 blocks of another size than gate or up want; send f32 or f16
+    EXPERT_BAD_VALUE =
+        -8, // an activation of -128, an exponent out of range, an unknown encoding or grid
+    EXPERT_NOT_PACKED =
+        -9, // an expert was packed for another formula, by another build, or not at all
+    EXPERT_SCRATCH_TOO_SMALL = -10, // ask expert_scratch_bytes() first
+    EXPERT_SELF_TEST_FAILED =
+        -11, // this machine does not compute what the contract says; it must not serve
 };
 
-enum expert_encoding { // how x travels; PROTOCOL.md "Tensor encodings"
+enum expert_encoding {   // how x travels; PROTOCOL.md "Tensor encodings"
     EXPERT_X_F32 = 0,    // f32 [num_tokens, hidden_dim]
     EXPERT_X_F16 = 1,    // f16 [num_tokens, hidden_dim]
-    EXPERT_X_Q8A32 = 2,  // per row: f32 scales [hidden_dim/32], i8 ints [hidden_dim], zeros to a multiple of 4 bytes
+    EXPERT_X_Q8A32 = 2,  // per row: f32 scales [hidden_dim/32], i8 ints [hidden_dim], zeros to a
+                         // multiple of 4 bytes
     EXPERT_X_Q8A256 = 3, // the same with blocks of 256
 };
 
 enum expert_grid { EXPERT_GRID_X32 = 0, EXPERT_GRID_X16 = 1 }; // CONTRACT.md "Grid"
 
-enum expert_activation { EXPERT_SILU = 0, EXPERT_GELU, EXPERT_RELU, EXPERT_RELU2, EXPERT_SWIGLU_OAI };
+enum expert_activation {
+    EXPERT_SILU = 0,
+    EXPERT_GELU,
+    EXPERT_RELU,
+    EXPERT_RELU2,
+    EXPERT_SWIGLU_OAI
+};
 
 enum expert_weight_position { EXPERT_WEIGHT_AFTER = 0, EXPERT_WEIGHT_BEFORE = 1 };
 
@@ -86,53 +104,59 @@ typedef struct { // one machine word per field (4 bytes in wasm32, 8 native), fo
 
 int32_t expert_abi_version(void);
 const char *expert_build(void); // "scalar", "sse41", "avx2", "neon", "wasm-plain"
-int32_t expert_cpu_level(void); // what this CPU runs: 0 "scalar", 1 "sse41" or "neon", 2 "avx2"; ask the scalar library
+int32_t expert_cpu_level(
+    void); // what this CPU runs: 0 "scalar", 1 "sse41" or "neon", 2 "avx2"; ask the scalar library
 
 // Number of formats, and the ggml type of each: what this build can hold.
 int32_t expert_num_formats(void);
 int32_t expert_format_type(int32_t index);
 
-// Bytes of a slice as it stands in the GGUF (gate, up, down one after another), and of its packed form.
+// Bytes of a slice as it stands in the GGUF (gate, up, down one after another), and of its packed
+// form.
 ptrdiff_t expert_slice_bytes(const ExpertFormula *formula);
 ptrdiff_t expert_packed_bytes(const ExpertFormula *formula);
 
 // Rearrange a slice for this build; refuse it when a scale or weight is not finite.
-int32_t expert_pack(const ExpertFormula *formula, const uint8_t *slice, size_t slice_bytes, uint8_t *packed,
-                    size_t packed_bytes);
+int32_t expert_pack(const ExpertFormula *formula, const uint8_t *slice, size_t slice_bytes,
+                    uint8_t *packed, size_t packed_bytes);
 
 // Bytes of scratch that expert_answer() needs.
-ptrdiff_t expert_scratch_bytes(const ExpertFormula *formula, size_t num_tokens, size_t num_picks, size_t num_experts);
+ptrdiff_t expert_scratch_bytes(const ExpertFormula *formula, size_t num_tokens, size_t num_picks,
+                               size_t num_experts);
 
 // Compute a whole dispatch: every pick of every row, weighted, put on the grid and summed per row.
 int32_t expert_answer(const ExpertCall *call);
 
 // Rows of f32 to the form in which they travel; returns the bytes written.
-ptrdiff_t expert_encode_x(const float *x, size_t num_tokens, size_t hidden_dim, size_t encoding, uint8_t *out,
-                          size_t out_bytes);
+ptrdiff_t expert_encode_x(const float *x, size_t num_tokens, size_t hidden_dim, size_t encoding,
+                          uint8_t *out, size_t out_bytes);
 // CONTRACT.md "Row exponent".
 int32_t expert_row_exponents(const float *x, size_t num_tokens, size_t hidden_dim, int16_t *out);
 
-// Sums to the narrowest integers that hold each row, rows padded to 8 bytes; returns the bytes written to `out`.
-ptrdiff_t expert_encode_partial(const int64_t *sums, size_t num_tokens, size_t hidden_dim, size_t grid, uint8_t *widths,
-                                uint8_t *out, size_t out_bytes);
+// Sums to the narrowest integers that hold each row, rows padded to 8 bytes; returns the bytes
+// written to `out`.
+ptrdiff_t expert_encode_partial(const int64_t *sums, size_t num_tokens, size_t hidden_dim,
+                                size_t grid, uint8_t *widths, uint8_t *out, size_t out_bytes);
 // The inverse, added to `sums`. Wrong widths or lengths are refused.
-int32_t expert_add_partial(const uint8_t *widths, const uint8_t *data, size_t data_bytes, size_t num_tokens,
-                           size_t hidden_dim, size_t grid, int64_t *sums);
+int32_t expert_add_partial(const uint8_t *widths, const uint8_t *data, size_t data_bytes,
+                           size_t num_tokens, size_t hidden_dim, size_t grid, int64_t *sums);
 // Sums back to f32: y = (f32)((double)sum * 2^s).
-int32_t expert_decode_sums(const int64_t *sums, size_t num_tokens, size_t hidden_dim, const int16_t *row_exponents,
-                           size_t grid, const int32_t *layer_exponents, float *y);
+int32_t expert_decode_sums(const int64_t *sums, size_t num_tokens, size_t hidden_dim,
+                           const int16_t *row_exponents, size_t grid,
+                           const int32_t *layer_exponents, float *y);
 
 void expert_f16_to_f32(const uint16_t *in, size_t count, float *out);
 void expert_f32_to_f16(const float *in, size_t count, uint16_t *out);
 void expert_sha256(const uint8_t *data, size_t size_bytes, uint8_t digest[32]);
 
-// Known-answer test of one format with 1, 2 or 7 rows (CONTRACT.md "Known answers"): computes it, writes its digest,
-// compares with hashes.txt.
+// Known-answer test of one format with 1, 2 or 7 rows (CONTRACT.md "Known answers"): computes it,
+// writes its digest, compares with hashes.txt.
 ptrdiff_t expert_self_test_scratch_bytes(void);
-int32_t expert_self_test(int32_t format_index, int32_t num_tokens, uint8_t *scratch, size_t scratch_bytes,
-                         uint8_t digest[32]);
+int32_t expert_self_test(int32_t format_index, int32_t num_tokens, uint8_t *scratch,
+                         size_t scratch_bytes, uint8_t digest[32]);
 
-// Read `size_bytes` and return a checksum: the memory bandwidth a kernel can hope for. For benchmarks only.
+// Read `size_bytes` and return a checksum: the memory bandwidth a kernel can hope for. For
+// benchmarks only.
 uint32_t expert_read_memory(const uint8_t *data, size_t size_bytes);
 
 #endif

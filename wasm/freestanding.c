@@ -1,5 +1,5 @@
-// The three functions a compiler may call by itself, for targets without a C library. With bulk memory the first two
-// become one instruction each.
+// The three functions a compiler may call by itself, for targets without a C library. With bulk
+// memory the first two become one instruction each.
 #if defined(__wasm__)
 #include <stddef.h>
 #include <stdint.h>

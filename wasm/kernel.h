@@ -1,22 +1,28 @@
-// What the kernel's own files share: activations, sizes and the float environment. Not for callers; they use expert.h.
+// What the kernel's own files share: activations, sizes and the float environment. Not for callers;
+// they use expert.h.
 #ifndef EXPERT_KERNEL_H
 #define EXPERT_KERNEL_H
 
 #include "formats/format.h"
 
-// Rows of activations in the form in which a format multiplies them (formats/format.h), 16-byte multiples.
+// Rows of activations in the form in which a format multiplies them (formats/format.h), 16-byte
+// multiples.
 uint64_t activation_bytes(ActivationKind kind, uint64_t cols);
 
-// Round one row to int8 blocks (CONTRACT.md "Activations") and arrange it; EXPERT_NON_FINITE. For WANTS_F32: copy.
+// Round one row to int8 blocks (CONTRACT.md "Activations") and arrange it; EXPERT_NON_FINITE. For
+// WANTS_F32: copy.
 int32_t arrange_f32(const float *x, size_t cols, ActivationKind kind, uint8_t *out);
 
-// Arrange ints that travelled; scales and ints unaligned. EXPERT_NON_FINITE, or EXPERT_BAD_VALUE for an int of -128.
-int32_t arrange_q8(const uint8_t *scales, const int8_t *ints, size_t cols, ActivationKind kind, uint8_t *out);
+// Arrange ints that travelled; scales and ints unaligned. EXPERT_NON_FINITE, or EXPERT_BAD_VALUE
+// for an int of -128.
+int32_t arrange_q8(const uint8_t *scales, const int8_t *ints, size_t cols, ActivationKind kind,
+                   uint8_t *out);
 
 // One block: returns the scale, or NaN when a value is not finite.
 float quantise_block(const float *x, size_t count, int8_t *ints);
 
-// Bytes of one row in a wire encoding, 0 when hidden_dim is no multiple of its block or the encoding is unknown.
+// Bytes of one row in a wire encoding, 0 when hidden_dim is no multiple of its block or the
+// encoding is unknown.
 size_t encoded_row_bytes(size_t encoding, size_t hidden_dim);
 
 uint16_t f32_to_f16(float value); // round to nearest even; overflow becomes an infinity
@@ -31,12 +37,19 @@ INLINE double power_of_two(int exponent) {
 }
 
 // CONTRACT.md "Grid": the exponents that may be asked for.
-enum { MIN_ROW_EXPONENT = -100, MAX_ROW_EXPONENT = 127, MAX_LAYER_EXPONENT = 256, GRID_BITS_X32 = 31, GRID_BITS_X16 = 15 };
+enum {
+    MIN_ROW_EXPONENT = -100,
+    MAX_ROW_EXPONENT = 127,
+    MAX_LAYER_EXPONENT = 256,
+    GRID_BITS_X32 = 31,
+    GRID_BITS_X16 = 15
+};
 // scale[c] = 2^-(L_c - bits), so that a step of row t is 2^R_t / scale[c].
 int32_t grid_scales(size_t grid, const int32_t *layer_exponents, size_t hidden_dim, double *scale);
 
-// The contract needs round-to-nearest and subnormals; a host library may have switched them off in this thread.
-// The work between must sit in a function that is not inlined, so that nothing moves across.
+// The contract needs round-to-nearest and subnormals; a host library may have switched them off in
+// this thread. The work between must sit in a function that is not inlined, so that nothing moves
+// across.
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 typedef unsigned FloatMode;
@@ -54,7 +67,9 @@ INLINE FloatMode plain_floats(void) {
     __asm__ volatile("msr fpcr, %0" : : "r"((FloatMode)0) : "memory");
     return old;
 }
-INLINE void restore_floats(FloatMode old) { __asm__ volatile("msr fpcr, %0" : : "r"(old) : "memory"); }
+INLINE void restore_floats(FloatMode old) {
+    __asm__ volatile("msr fpcr, %0" : : "r"(old) : "memory");
+}
 #else // wasm has one mode, the right one
 typedef int FloatMode;
 INLINE FloatMode plain_floats(void) { return 0; }

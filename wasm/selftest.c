@@ -1,5 +1,6 @@
-// The known-answer test: three experts made from a counter, a small dispatch, and a digest that must be the one in
-// hashes.txt, which the NumPy reference wrote. CONTRACT.md "Known answers" describes every step.
+// The known-answer test: three experts made from a counter, a small dispatch, and a digest that
+// must be the one in hashes.txt, which the NumPy reference wrote. CONTRACT.md "Known answers"
+// describes every step.
 #include "kernel.h"
 
 enum { NUM_EXPERTS = 3, TOP_K = 2, MAX_TOKENS = 7, DIGEST_BYTES = 32 };
@@ -21,11 +22,12 @@ typedef struct {
     size_t encoding; // of the second call
 } Case;
 static const Case cases[] = {
-    {0, 52, 28, EXPERT_X_F16},        {1, 52, 28, EXPERT_X_F16},        {8, 96, 64, EXPERT_X_Q8A32},
+    {0, 52, 28, EXPERT_X_F16},       {1, 52, 28, EXPERT_X_F16},       {8, 96, 64, EXPERT_X_Q8A32},
     {12, 512, 256, EXPERT_X_Q8A256}, {14, 512, 256, EXPERT_X_Q8A256},
 };
 
-// Word `index` of a stream: a bijective mix of a counter, so that any language can make any word at once.
+// Word `index` of a stream: a bijective mix of a counter, so that any language can make any word at
+// once.
 static uint32_t word(uint32_t stream, uint32_t index) {
     uint32_t x = stream * 0x9e3779b9u + index;
     x = (x ^ x >> 16) * 0x7feb352du;
@@ -40,9 +42,11 @@ static void tame_f16(uint8_t *p, unsigned keep, unsigned set) {
     p[1] = (uint8_t)(bits >> 8);
 }
 
-static void make_matrix(uint32_t stream, const ExpertFormat *format, size_t num_blocks, uint8_t *out) {
+static void make_matrix(uint32_t stream, const ExpertFormat *format, size_t num_blocks,
+                        uint8_t *out) {
     const size_t block = (size_t)format->block_bytes, size_bytes = num_blocks * block;
-    for (size_t i = 0; i < size_bytes; i++) out[i] = (uint8_t)(word(stream, (uint32_t)(i / 4)) >> 8 * (i % 4));
+    for (size_t i = 0; i < size_bytes; i++)
+        out[i] = (uint8_t)(word(stream, (uint32_t)(i / 4)) >> 8 * (i % 4));
     for (size_t b = 0; b < num_blocks; b++, out += block) {
         switch (format->type) {
         case 0: {
@@ -61,7 +65,8 @@ static void make_matrix(uint32_t stream, const ExpertFormat *format, size_t num_
     }
 }
 
-typedef struct { // what one test needs besides the kernel's scratch, at the beginning of the caller's
+typedef struct { // what one test needs besides the kernel's scratch, at the beginning of the
+                 // caller's
     float x[MAX_TOKENS * 512];
     uint8_t encoded[MAX_TOKENS * 512 * 4];
     int64_t sums[2][MAX_TOKENS * 512];
@@ -75,7 +80,8 @@ typedef struct { // what one test needs besides the kernel's scratch, at the beg
 } Work;
 
 static ExpertFormula case_formula(const Case *c) {
-    return (ExpertFormula){c->hidden_dim, c->expert_dim, c->type, c->type, c->type, EXPERT_SILU, EXPERT_WEIGHT_AFTER, 0, 0, 0};
+    return (ExpertFormula){c->hidden_dim, c->expert_dim,       c->type, c->type, c->type,
+                           EXPERT_SILU,   EXPERT_WEIGHT_AFTER, 0,       0,       0};
 }
 
 static uint64_t align64(uint64_t n) { return round_up(n, 64); }
@@ -99,20 +105,24 @@ EXPERT_EXPORT(expert_self_test_scratch_bytes) ptrdiff_t expert_self_test_scratch
 static int32_t run(const Case *c, size_t num_tokens, uint8_t *memory, uint8_t *digest) {
     const ExpertFormula formula = case_formula(c);
     const ExpertFormat *format = expert_find_format(c->type);
-    const size_t d = (size_t)c->hidden_dim, f = (size_t)c->expert_dim, num_picks = num_tokens * TOP_K;
-    const size_t slice_bytes = (size_t)expert_slice_bytes(&formula), packed_bytes = (size_t)expert_packed_bytes(&formula);
+    const size_t d = (size_t)c->hidden_dim, f = (size_t)c->expert_dim,
+                 num_picks = num_tokens * TOP_K;
+    const size_t slice_bytes = (size_t)expert_slice_bytes(&formula),
+                 packed_bytes = (size_t)expert_packed_bytes(&formula);
     uint8_t *slice = memory + align64(sizeof(Work)), *packed = slice + align64(slice_bytes);
     uint8_t *scratch = packed + NUM_EXPERTS * align64(packed_bytes);
     Work *w = (Work *)(void *)memory;
 
     for (uint32_t e = 0; e < NUM_EXPERTS; e++, packed += align64(packed_bytes)) {
         for (uint32_t m = 0; m < 3; m++)
-            make_matrix(1 + 3 * e + m, format, d * f / (size_t)format->block_cols, slice + m * (slice_bytes / 3));
+            make_matrix(1 + 3 * e + m, format, d * f / (size_t)format->block_cols,
+                        slice + m * (slice_bytes / 3));
         const int32_t error = expert_pack(&formula, slice, slice_bytes, packed, packed_bytes);
         if (error) return error;
         w->experts[e] = packed;
     }
-    for (uint32_t i = 0; i < num_tokens * d; i++) w->x[i] = (float)((int32_t)word(STREAM_X, i) >> 8) * 0x1p-23f;
+    for (uint32_t i = 0; i < num_tokens * d; i++)
+        w->x[i] = (float)((int32_t)word(STREAM_X, i) >> 8) * 0x1p-23f;
     for (uint32_t i = 0; i < num_picks; i++) {
         w->weights[i] = (float)(word(STREAM_WEIGHTS, i) >> 8) * 0x1p-24f;
         w->picks[i] = (uint16_t)((i / TOP_K + i % TOP_K) % NUM_EXPERTS);
@@ -122,19 +132,31 @@ static int32_t run(const Case *c, size_t num_tokens, uint8_t *memory, uint8_t *d
     if (error) return error;
 
     ExpertCall call = {
-        .formula = &formula, .num_tokens = num_tokens, .num_picks = num_picks, .num_experts = NUM_EXPERTS,
-        .x_encoding = EXPERT_X_F32, .x = (const uint8_t *)w->x, .x_bytes = num_tokens * d * 4,
-        .row_exponents = w->row_exponents, .grid = EXPERT_GRID_X32, .layer_exponents = w->layer_exponents,
-        .counts = w->counts, .pick_expert = w->picks, .pick_weight = w->weights, .experts = w->experts,
+        .formula = &formula,
+        .num_tokens = num_tokens,
+        .num_picks = num_picks,
+        .num_experts = NUM_EXPERTS,
+        .x_encoding = EXPERT_X_F32,
+        .x = (const uint8_t *)w->x,
+        .x_bytes = num_tokens * d * 4,
+        .row_exponents = w->row_exponents,
+        .grid = EXPERT_GRID_X32,
+        .layer_exponents = w->layer_exponents,
+        .counts = w->counts,
+        .pick_expert = w->picks,
+        .pick_weight = w->weights,
+        .experts = w->experts,
         .scratch = scratch,
         .scratch_bytes = (size_t)expert_scratch_bytes(&formula, num_tokens, num_picks, NUM_EXPERTS),
-        .sums = w->sums[0], .outputs = w->outputs,
+        .sums = w->sums[0],
+        .outputs = w->outputs,
     };
     w->layer_exponents[0] = LAYER_EXPONENT;
     error = expert_answer(&call);
     if (error) return error;
 
-    const ptrdiff_t encoded = expert_encode_x(w->x, num_tokens, d, c->encoding, w->encoded, sizeof w->encoded);
+    const ptrdiff_t encoded =
+        expert_encode_x(w->x, num_tokens, d, c->encoding, w->encoded, sizeof w->encoded);
     if (encoded < 0) return (int32_t)encoded;
     for (size_t i = 0; i < d; i++) w->layer_exponents[i] = LAYER_EXPONENT - (int32_t)(i % 5);
     call.x_encoding = c->encoding;
@@ -163,8 +185,8 @@ static int matches(const uint8_t *digest, const char *hex) {
 }
 
 EXPERT_EXPORT(expert_self_test)
-int32_t expert_self_test(int32_t format_index, int32_t num_tokens, uint8_t *scratch, size_t scratch_bytes,
-                         uint8_t digest[32]) {
+int32_t expert_self_test(int32_t format_index, int32_t num_tokens, uint8_t *scratch,
+                         size_t scratch_bytes, uint8_t digest[32]) {
     const int32_t type = expert_format_type(format_index);
     const Case *c = NULL;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
@@ -172,9 +194,11 @@ int32_t expert_self_test(int32_t format_index, int32_t num_tokens, uint8_t *scra
     if (type < 0 || !c) return EXPERT_UNSUPPORTED_FORMAT;
     if (num_tokens < 1 || num_tokens > MAX_TOKENS) return EXPERT_BAD_SIZE;
     if (scratch_bytes < case_bytes(c)) return EXPERT_SCRATCH_TOO_SMALL;
-    const int32_t error = run(c, (size_t)num_tokens, scratch + (64 - (uintptr_t)scratch % 64) % 64, digest);
+    const int32_t error =
+        run(c, (size_t)num_tokens, scratch + (64 - (uintptr_t)scratch % 64) % 64, digest);
     if (error) return error;
     for (const Golden *g = golden; g->type >= 0; g++)
-        if (g->type == type && g->num_tokens == num_tokens && matches(digest, g->digest)) return EXPERT_OK;
+        if (g->type == type && g->num_tokens == num_tokens && matches(digest, g->digest))
+            return EXPERT_OK;
     return EXPERT_SELF_TEST_FAILED;
 }

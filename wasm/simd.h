@@ -1,14 +1,17 @@
 // The primitives of the fast path, one set per instruction set, all with the same meaning.
 //
-// A vector holds LANES rows: lane r belongs to row r of a group, so no sum ever crosses lanes and the float order is the
-// same whatever the width. Integer primitives are exact; float primitives are one IEEE operation each, never fused.
+// A vector holds LANES rows: lane r belongs to row r of a group, so no sum ever crosses lanes and
+// the float order is the same whatever the width. Integer primitives are exact; float primitives
+// are one IEEE operation each, never fused.
 //
 //   vi   LANES x i32 (or 2*LANES x i16, or 4*LANES x i8: rows side by side)      vf   LANES x f32
-//   xq   four int8 activations, given to every row                              Part  sum of a few columns per row
-//   f8   eight f32 lanes, lane = column mod 8: for F32 and F16 weights           Scale integer scale of a sub-block per row
+//   xq   four int8 activations, given to every row                              Part  sum of a few
+//   columns per row f8   eight f32 lanes, lane = column mod 8: for F32 and F16 weights Scale
+//   integer scale of a sub-block per row
 //
-// The products differ most. x86 has pmaddubsw (u8 x i8 -> i16 pairs), so a Part stays i16 pairs there and the scale is
-// applied while widening; NEON has sdot; plain wasm multiplies i16, so activations are stored widened, even columns first.
+// The products differ most. x86 has pmaddubsw (u8 x i8 -> i16 pairs), so a Part stays i16 pairs
+// there and the scale is applied while widening; NEON has sdot; plain wasm multiplies i16, so
+// activations are stored widened, even columns first.
 #ifndef EXPERT_SIMD_H
 #define EXPERT_SIMD_H
 
@@ -24,6 +27,9 @@
 #define NO_UNROLL _Pragma("GCC unroll 1")
 #endif
 
+#define EACH(i, n) UNROLL for (int i = 0; i < (n); i++) // n is a constant once inlined
+#define EACH_ROLLED(i, n) NO_UNROLL for (int i = 0; i < (n); i++)
+
 INLINE int32_t load_i32(const void *p) {
     int32_t v;
     __builtin_memcpy(&v, p, 4);
@@ -31,7 +37,7 @@ INLINE int32_t load_i32(const void *p) {
 }
 
 #if defined(__wasm__)
-// ---------------------------------------------------------------------------------------------- wasm SIMD128, plain
+// ---- wasm SIMD128, plain
 #include <wasm_simd128.h>
 #define BUILD_NAME "wasm-plain"
 enum { LANES = 4, PART_STEPS_U6 = 4 };
@@ -52,18 +58,24 @@ INLINE vi vi_load(const void *p) { return wasm_v128_load(p); }
 INLINE vi vi_add(vi a, vi b) { return wasm_i32x4_add(a, b); }
 INLINE vi vi_sub(vi a, vi b) { return wasm_i32x4_sub(a, b); }
 INLINE vi vi_or(vi a, vi b) { return wasm_v128_or(a, b); }
-INLINE vi vi_and_bytes(vi a, uint8_t mask) { return wasm_v128_and(a, wasm_i8x16_splat((int8_t)mask)); }
+INLINE vi vi_and_bytes(vi a, uint8_t mask) {
+    return wasm_v128_and(a, wasm_i8x16_splat((int8_t)mask));
+}
 #define vi_shl16(a, n) wasm_i16x8_shl(a, n)
 #define vi_shr16(a, n) wasm_u16x8_shr(a, n)
 #define vi_shl32(a, n) wasm_i32x4_shl(a, n)
-INLINE xq xq_load(const Quad *q) { return (xq){wasm_v128_load32_splat(q), wasm_v128_load32_splat(q->v + 2)}; }
+INLINE xq xq_load(const Quad *q) {
+    return (xq){wasm_v128_load32_splat(q), wasm_v128_load32_splat(q->v + 2)};
+}
 INLINE vi dot_u7(vi acc, xq x, vi w) {
     vi even = wasm_v128_and(w, wasm_i16x8_const_splat(0xff)), odd = wasm_u16x8_shr(w, 8);
-    return vi_add(acc, vi_add(wasm_i32x4_dot_i16x8(even, x.even), wasm_i32x4_dot_i16x8(odd, x.odd)));
+    return vi_add(acc,
+                  vi_add(wasm_i32x4_dot_i16x8(even, x.even), wasm_i32x4_dot_i16x8(odd, x.odd)));
 }
 INLINE vi dot_s8(vi acc, xq x, vi w) {
     vi even = wasm_i16x8_shr(wasm_i16x8_shl(w, 8), 8), odd = wasm_i16x8_shr(w, 8);
-    return vi_add(acc, vi_add(wasm_i32x4_dot_i16x8(even, x.even), wasm_i32x4_dot_i16x8(odd, x.odd)));
+    return vi_add(acc,
+                  vi_add(wasm_i32x4_dot_i16x8(even, x.even), wasm_i32x4_dot_i16x8(odd, x.odd)));
 }
 INLINE Part part_zero(void) { return vi_zero(); }
 INLINE Part part_dot(Part p, xq x, vi w) { return dot_u7(p, x, w); }
@@ -90,9 +102,12 @@ INLINE vf f16_lanes(v128_t wide) { // four f16 in the low halves of i32 lanes
 }
 INLINE vf vf_of_f16(const void *p) { return f16_lanes(wasm_u32x4_load16x4(p)); }
 INLINE f8 f8_zero(void) { return (f8){vf_zero(), vf_zero()}; }
-INLINE f8 f8_load(const void *p) { return (f8){wasm_v128_load(p), wasm_v128_load((const uint8_t *)p + 16)}; }
+INLINE f8 f8_load(const void *p) {
+    return (f8){wasm_v128_load(p), wasm_v128_load((const uint8_t *)p + 16)};
+}
 INLINE f8 f8_of_f16(const void *p) {
-    return (f8){f16_lanes(wasm_u32x4_load16x4(p)), f16_lanes(wasm_u32x4_load16x4((const uint8_t *)p + 8))};
+    return (f8){f16_lanes(wasm_u32x4_load16x4(p)),
+                f16_lanes(wasm_u32x4_load16x4((const uint8_t *)p + 8))};
 }
 INLINE f8 f8_mul_add(f8 acc, f8 a, f8 b) {
     return (f8){vf_add(acc.lo, vf_mul(a.lo, b.lo)), vf_add(acc.hi, vf_mul(a.hi, b.hi))};
@@ -104,7 +119,7 @@ INLINE float f8_sum(f8 a) { // ((0+4)+(2+6)) + ((1+5)+(3+7))
 }
 
 #elif defined(__AVX2__)
-// ------------------------------------------------------------------------------------------------------ x86, 256 bits
+// ---- x86, 256 bits
 #include <immintrin.h>
 #define BUILD_NAME "avx2"
 enum { LANES = 8, PART_STEPS_U6 = 2 };
@@ -120,7 +135,9 @@ INLINE vi vi_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p)
 INLINE vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
 INLINE vi vi_sub(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 INLINE vi vi_or(vi a, vi b) { return _mm256_or_si256(a, b); }
-INLINE vi vi_and_bytes(vi a, uint8_t mask) { return _mm256_and_si256(a, _mm256_set1_epi8((char)mask)); }
+INLINE vi vi_and_bytes(vi a, uint8_t mask) {
+    return _mm256_and_si256(a, _mm256_set1_epi8((char)mask));
+}
 #define vi_shl16(a, n) _mm256_slli_epi16(a, n)
 #define vi_shr16(a, n) _mm256_srli_epi16(a, n)
 #define vi_shl32(a, n) _mm256_slli_epi32(a, n)
@@ -131,9 +148,15 @@ INLINE vi dot_s8(vi acc, xq x, vi w) { // |w| as u8 (128 fits), its sign moved t
 }
 INLINE Part part_zero(void) { return vi_zero(); }
 INLINE Part part_dot(Part p, xq x, vi w) { return _mm256_add_epi16(p, _mm256_maddubs_epi16(w, x)); }
-INLINE vi part_scaled(vi acc, Part p, Scale s) { return _mm256_add_epi32(acc, _mm256_madd_epi16(p, s)); }
-INLINE vi pairs_u8(const void *p) { return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)); }
-INLINE vi pairs_i8(const void *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
+INLINE vi part_scaled(vi acc, Part p, Scale s) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(p, s));
+}
+INLINE vi pairs_u8(const void *p) {
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
+}
+INLINE vi pairs_i8(const void *p) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+}
 INLINE vi pairs_dot(vi acc, vi pairs, const int16_t *two) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi32(load_i32(two))));
 }
@@ -164,7 +187,7 @@ INLINE float f8_sum(f8 a) { // ((0+4)+(2+6)) + ((1+5)+(3+7))
 }
 
 #elif defined(__SSE4_1__)
-// ------------------------------------------------------------------------------------------------------ x86, 128 bits
+// ---- x86, 128 bits
 #include <smmintrin.h>
 #define BUILD_NAME "sse41"
 enum { LANES = 4, PART_STEPS_U6 = 2 };
@@ -215,12 +238,15 @@ INLINE vf vf_sub(vf a, vf b) { return _mm_sub_ps(a, b); }
 INLINE void vf_store(float *p, vf a) { _mm_storeu_ps(p, a); }
 INLINE vf vf_of_f16(const void *p) {
     __m128i wide = _mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)p));
-    __m128i sign = _mm_and_si128(wide, _mm_set1_epi32(0x8000)), rest = _mm_and_si128(wide, _mm_set1_epi32(0x7fff));
+    __m128i sign = _mm_and_si128(wide, _mm_set1_epi32(0x8000)),
+            rest = _mm_and_si128(wide, _mm_set1_epi32(0x7fff));
     __m128i bits = _mm_or_si128(_mm_slli_epi32(sign, 16), _mm_slli_epi32(rest, 13));
     return _mm_mul_ps(_mm_castsi128_ps(bits), _mm_set1_ps(0x1p112f));
 }
 INLINE f8 f8_zero(void) { return (f8){vf_zero(), vf_zero()}; }
-INLINE f8 f8_load(const void *p) { return (f8){_mm_loadu_ps((const float *)p), _mm_loadu_ps((const float *)p + 4)}; }
+INLINE f8 f8_load(const void *p) {
+    return (f8){_mm_loadu_ps((const float *)p), _mm_loadu_ps((const float *)p + 4)};
+}
 INLINE f8 f8_of_f16(const void *p) { return (f8){vf_of_f16(p), vf_of_f16((const uint8_t *)p + 8)}; }
 INLINE f8 f8_mul_add(f8 acc, f8 a, f8 b) {
     return (f8){vf_add(acc.lo, vf_mul(a.lo, b.lo)), vf_add(acc.hi, vf_mul(a.hi, b.hi))};
@@ -232,7 +258,7 @@ INLINE float f8_sum(f8 a) { // ((0+4)+(2+6)) + ((1+5)+(3+7))
 }
 
 #elif defined(__ARM_NEON)
-// --------------------------------------------------------------------------------------------------------------- NEON
+// ---- NEON
 #include <arm_neon.h>
 #define BUILD_NAME "neon"
 enum { LANES = 4, PART_STEPS_U6 = 4 };
@@ -263,7 +289,8 @@ INLINE int32x4_t dot_i32(int32x4_t acc, int8x16_t x, int8x16_t w) {
 #if defined(__ARM_FEATURE_DOTPROD)
     return vdotq_s32(acc, x, w);
 #else // pairs stay within i16: 2 * 128 * 127
-    int16x8_t low = vmull_s8(vget_low_s8(x), vget_low_s8(w)), high = vmull_s8(vget_high_s8(x), vget_high_s8(w));
+    int16x8_t low = vmull_s8(vget_low_s8(x), vget_low_s8(w)),
+              high = vmull_s8(vget_high_s8(x), vget_high_s8(w));
     return vpadalq_s16(acc, vpaddq_s16(low, high));
 #endif
 }
@@ -271,11 +298,17 @@ INLINE vi dot_s8(vi acc, xq x, vi w) { return of_i32(dot_i32(as_i32(acc), x, w))
 INLINE Part part_zero(void) { return vdupq_n_s32(0); }
 INLINE Part part_dot(Part p, xq x, vi w) { return dot_i32(p, x, w); }
 INLINE vi part_scaled(vi acc, Part p, Scale s) { return of_i32(vmlaq_s32(as_i32(acc), p, s)); }
-INLINE vi pairs_u8(const void *p) { return vreinterpretq_s8_u16(vmovl_u8(vld1_u8((const uint8_t *)p))); }
-INLINE vi pairs_i8(const void *p) { return vreinterpretq_s8_s16(vmovl_s8(vld1_s8((const int8_t *)p))); }
+INLINE vi pairs_u8(const void *p) {
+    return vreinterpretq_s8_u16(vmovl_u8(vld1_u8((const uint8_t *)p)));
+}
+INLINE vi pairs_i8(const void *p) {
+    return vreinterpretq_s8_s16(vmovl_s8(vld1_s8((const int8_t *)p)));
+}
 INLINE vi pairs_dot(vi acc, vi pairs, const int16_t *two) {
-    int16x8_t a = vreinterpretq_s16_s8(pairs), b = vreinterpretq_s16_s32(vdupq_n_s32(load_i32(two)));
-    int32x4_t low = vmull_s16(vget_low_s16(a), vget_low_s16(b)), high = vmull_s16(vget_high_s16(a), vget_high_s16(b));
+    int16x8_t a = vreinterpretq_s16_s8(pairs),
+              b = vreinterpretq_s16_s32(vdupq_n_s32(load_i32(two)));
+    int32x4_t low = vmull_s16(vget_low_s16(a), vget_low_s16(b)),
+              high = vmull_s16(vget_high_s16(a), vget_high_s16(b));
     return of_i32(vaddq_s32(as_i32(acc), vpaddq_s32(low, high)));
 }
 INLINE Scale scale_even(vi pairs) { return vshrq_n_s32(vshlq_n_s32(as_i32(pairs), 16), 16); }
@@ -288,17 +321,21 @@ INLINE vf vf_add(vf a, vf b) { return vaddq_f32(a, b); }
 INLINE vf vf_sub(vf a, vf b) { return vsubq_f32(a, b); }
 INLINE void vf_store(float *p, vf a) { vst1q_f32(p, a); }
 INLINE vf vf_of_f16(const void *p) {
-    return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8((const uint8_t *)p))); // exact; subnormals too (FPCR.FZ16 is clear)
+    return vcvt_f32_f16(vreinterpret_f16_u8(
+        vld1_u8((const uint8_t *)p))); // exact; subnormals too (FPCR.FZ16 is clear)
 }
 INLINE f8 f8_zero(void) { return (f8){vf_zero(), vf_zero()}; }
-INLINE f8 f8_load(const void *p) { return (f8){vld1q_f32((const float *)p), vld1q_f32((const float *)p + 4)}; }
+INLINE f8 f8_load(const void *p) {
+    return (f8){vld1q_f32((const float *)p), vld1q_f32((const float *)p + 4)};
+}
 INLINE f8 f8_of_f16(const void *p) { return (f8){vf_of_f16(p), vf_of_f16((const uint8_t *)p + 8)}; }
 INLINE f8 f8_mul_add(f8 acc, f8 a, f8 b) {
     return (f8){vf_add(acc.lo, vf_mul(a.lo, b.lo)), vf_add(acc.hi, vf_mul(a.hi, b.hi))};
 }
 INLINE float f8_sum(f8 a) { // ((0+4)+(2+6)) + ((1+5)+(3+7))
     float32x4_t s = vaddq_f32(a.lo, a.hi);
-    return (vgetq_lane_f32(s, 0) + vgetq_lane_f32(s, 2)) + (vgetq_lane_f32(s, 1) + vgetq_lane_f32(s, 3));
+    return (vgetq_lane_f32(s, 0) + vgetq_lane_f32(s, 2)) +
+           (vgetq_lane_f32(s, 1) + vgetq_lane_f32(s, 3));
 }
 #else
 #error "no instruction set chosen: define EXPERT_SCALAR for the reference"

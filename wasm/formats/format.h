@@ -1,4 +1,5 @@
-// What every weight format shares: its entry in the table, and the activations it is multiplied with.
+// What every weight format shares: its entry in the table, and the activations it is multiplied
+// with.
 //
 // A new format is one new file in this folder that fills an ExpertFormat, and one line in table.c.
 #ifndef EXPERT_FORMAT_H
@@ -19,8 +20,8 @@ INLINE Quad quad_of(const int8_t *ints) { return (Quad){{ints[0], ints[1], ints[
 
 typedef enum { WANTS_F32, WANTS_Q8A32, WANTS_Q8A256, NUM_ACTIVATION_KINDS } ActivationKind;
 
-// A row of activations, ready for the dot products. Quads hold the int8 activations, four columns each, in the order in
-// which this build multiplies them (simd.h).
+// A row of activations, ready for the dot products. Quads hold the int8 activations, four columns
+// each, in the order in which this build multiplies them (simd.h).
 typedef struct { // 32 columns
     float scale;
     int32_t sum; // of the 32 ints
@@ -45,10 +46,10 @@ typedef struct {
     uint64_t (*packed_bytes)(uint64_t rows, uint64_t cols);
     // Rearrange [rows, cols]; EXPERT_NON_FINITE when a scale or weight is an infinity or NaN.
     int32_t (*pack)(const uint8_t *blocks, size_t rows, size_t cols, uint8_t *packed);
-    // y[t * stride + r] = dot(row r, x[t]) for every r < rows, t < num_tokens. `stride` >= rows rounded up to ROW_PAD:
-    // the padding rows are written too.
-    void (*rows)(const uint8_t *packed, size_t rows, size_t cols, const uint8_t *const *x, size_t num_tokens, float *y,
-                 size_t stride);
+    // y[t * stride + r] = dot(row r, x[t]) for every r < rows, t < num_tokens. `stride` >= rows
+    // rounded up to ROW_PAD: the padding rows are written too.
+    void (*rows)(const uint8_t *packed, size_t rows, size_t cols, const uint8_t *const *x,
+                 size_t num_tokens, float *y, size_t stride);
 } ExpertFormat;
 
 enum { ROW_PAD = 8, MAX_TILE = 4, PREFETCH_AHEAD = 2048, PACK_SLACK = 4096 };
@@ -77,16 +78,23 @@ INLINE uint32_t f32_to_bits(float value) {
 }
 INLINE int f32_is_finite(float value) { return (f32_to_bits(value) & 0x7f800000u) != 0x7f800000u; }
 
-// Shift the bits into place, then multiply by 2^112, the difference of the exponent biases: exact, subnormals included.
+// Shift the bits into place, then multiply by 2^112, the difference of the exponent biases: exact,
+// subnormals included.
 INLINE float f16_to_f32(uint16_t bits) {
-    if (!f16_is_finite(bits)) return bits_to_f32((uint32_t)(bits & 0x8000) << 16 | 0x7f800000u | (uint32_t)(bits & 0x3ff) << 13);
-    return bits_to_f32((uint32_t)(bits & 0x8000) << 16 | (uint32_t)(bits & 0x7fff) << 13) * 0x1p112f;
+    if (!f16_is_finite(bits))
+        return bits_to_f32((uint32_t)(bits & 0x8000) << 16 | 0x7f800000u |
+                           (uint32_t)(bits & 0x3ff) << 13);
+    return bits_to_f32((uint32_t)(bits & 0x8000) << 16 | (uint32_t)(bits & 0x7fff) << 13) *
+           0x1p112f;
 }
 
-// Packs [rows, num_blocks] blocks into groups of LANES rows; rows that are missing in the last group are zero.
-INLINE int32_t pack_groups(const uint8_t *blocks, size_t rows, size_t num_blocks, size_t block_bytes, size_t group_bytes,
+// Packs [rows, num_blocks] blocks into groups of LANES rows; rows that are missing in the last
+// group are zero.
+INLINE int32_t pack_groups(const uint8_t *blocks, size_t rows, size_t num_blocks,
+                           size_t block_bytes, size_t group_bytes,
                            int (*block_is_finite)(const uint8_t *block),
-                           void (*pack_block)(const uint8_t *block, size_t lane, uint8_t *group), uint8_t *packed) {
+                           void (*pack_block)(const uint8_t *block, size_t lane, uint8_t *group),
+                           uint8_t *packed) {
     for (size_t first = 0; first < rows; first += LANES) {
         for (size_t b = 0; b < num_blocks; b++, packed += group_bytes) {
             if (rows - first < LANES) __builtin_memset(packed, 0, group_bytes);
@@ -101,35 +109,37 @@ INLINE int32_t pack_groups(const uint8_t *blocks, size_t rows, size_t num_blocks
 }
 
 #if !defined(EXPERT_SCALAR)
-// Ask for the weights some way ahead: with several tokens per group, and at every page, the processor's own prefetcher
-// comes too late. wasm has no prefetch, so a byte is read; PACK_SLACK keeps that read inside the packed expert.
+// Ask for the weights some way ahead: with several tokens per group, and at every page, the
+// processor's own prefetcher comes too late. wasm has no prefetch, so a byte is read; PACK_SLACK
+// keeps that read inside the packed expert.
 INLINE void prefetch_group(const uint8_t *group, size_t group_bytes) {
     const uint8_t *ahead = group + PREFETCH_AHEAD;
-    UNROLL for (size_t line = 0; line < group_bytes; line += 64) {
+    EACH (line, (int)(group_bytes / 64) + 1) {
 #if defined(__wasm__)
-        (void)*(const volatile uint8_t *)(ahead + line);
+        (void)*(const volatile uint8_t *)(ahead + 64 * line);
 #else
-        __builtin_prefetch(ahead + line);
+        __builtin_prefetch(ahead + 64 * line);
 #endif
     }
 }
 
-// Walk a packed matrix: for each group of LANES rows, tokens in tiles of 4, 2, 1, so that the weights of a group are
-// read once from memory and then from the nearest cache.
-// `TILE(group, num_blocks, x, T, y, stride)` computes LANES rows of T tokens, T a constant.
-#define DEFINE_ROWS(NAME, TILE, BLOCK_COLS, GROUP_BYTES)                                                               \
-    static void NAME(const uint8_t *packed, size_t rows, size_t cols, const uint8_t *const *x, size_t num_tokens,      \
-                     float *y, size_t stride) {                                                                        \
-        const size_t num_blocks = cols / (BLOCK_COLS);                                                                 \
-        for (size_t r = 0; r < rows; r += LANES, packed += num_blocks * (GROUP_BYTES)) {                               \
-            size_t t = 0;                                                                                              \
-            for (; t + 4 <= num_tokens; t += 4) TILE(packed, num_blocks, x + t, 4, y + t * stride + r, stride);        \
-            if (t + 2 <= num_tokens) {                                                                                 \
-                TILE(packed, num_blocks, x + t, 2, y + t * stride + r, stride);                                        \
-                t += 2;                                                                                                \
-            }                                                                                                          \
-            if (t < num_tokens) TILE(packed, num_blocks, x + t, 1, y + t * stride + r, stride);                        \
-        }                                                                                                              \
+// Walk a packed matrix: for each group of LANES rows, tokens in tiles of 4, 2, 1, so that its
+// weights are read once from memory and then from the nearest cache. `TILE(group, num_blocks, x, T,
+// y, stride)` computes LANES rows of T tokens, T a constant.
+#define DEFINE_ROWS(NAME, TILE, BLOCK_COLS, GROUP_BYTES)                                           \
+    static void NAME(const uint8_t *packed, size_t rows, size_t cols, const uint8_t *const *x,     \
+                     size_t num_tokens, float *y, size_t stride) {                                 \
+        const size_t num_blocks = cols / (BLOCK_COLS);                                             \
+        for (size_t r = 0; r < rows; r += LANES, packed += num_blocks * (GROUP_BYTES)) {           \
+            size_t t = 0;                                                                          \
+            for (; t + 4 <= num_tokens; t += 4)                                                    \
+                TILE(packed, num_blocks, x + t, 4, y + t * stride + r, stride);                    \
+            if (t + 2 <= num_tokens) {                                                             \
+                TILE(packed, num_blocks, x + t, 2, y + t * stride + r, stride);                    \
+                t += 2;                                                                            \
+            }                                                                                      \
+            if (t < num_tokens) TILE(packed, num_blocks, x + t, 1, y + t * stride + r, stride);    \
+        }                                                                                          \
     }
 #endif
 

@@ -1,13 +1,16 @@
-// Q4_K (ggml type 12): blocks of 256 columns; 8 sub-blocks of 32 with a 6-bit scale and a 6-bit minimum each.
+// Q4_K (ggml type 12): blocks of 256 columns; 8 sub-blocks of 32 with a 6-bit scale and a 6-bit
+// minimum each.
 //
-//   in the GGUF   | d f16 | dmin f16 | 12 bytes: 8 scales and 8 minimums | 128 bytes of nibbles |             144 bytes
+//   in the GGUF   | d f16 | dmin f16 | 12 bytes: 8 scales and 8 minimums | 128 bytes of nibbles |
+//   144 bytes
 //       scales    byte 0..3   EEAAAAAA   scale 0..3: A; scale 4..7: eeee of byte 8..11, EE on top
-//                 byte 4..7   FFBBBBBB   minimum 0..3: B; minimum 4..7: ffff of byte 8..11, FF on top
-//                 byte 8..11  ffffeeee
-//       nibbles   byte 32j+c: low nibble = column 64j+c, high nibble = column 64j+32+c     (j < 4, c < 32)
-//   packed        LANES rows side by side:                                                            148 * LANES bytes
-//                 | d f16 x LANES | dmin f16 x LANES | scales u8 [4][LANES][2] | minimums u8 [4][LANES][2]
-//                 | nibbles [4 (j)][8 (c/4)][LANES][4]
+//                 byte 4..7   FFBBBBBB   minimum 0..3: B; minimum 4..7: ffff of byte 8..11, FF on
+//                 top byte 8..11  ffffeeee
+//       nibbles   byte 32j+c: low nibble = column 64j+c, high nibble = column 64j+32+c     (j < 4,
+//       c < 32)
+//   packed        LANES rows side by side: 148 * LANES bytes
+//                 | d f16 x LANES | dmin f16 x LANES | scales u8 [4][LANES][2] | minimums u8
+//                 [4][LANES][2] | nibbles [4 (j)][8 (c/4)][LANES][4]
 //
 //   weight[c] = (d * scale) * q[c] - dmin * minimum, all sub-blocks in integers first:
 //   sum += (d * dx) * (f32)(Σ scale_j (q . x)_j)  -  (dmin * dx) * (f32)(Σ minimum_j (Σ x)_j)
@@ -31,8 +34,8 @@ static int block_is_finite(const uint8_t *block) {
 #if defined(EXPERT_SCALAR)
 enum { GROUP = BYTES };
 
-static void rows(const uint8_t *packed, size_t num_rows, size_t cols, const uint8_t *const *x, size_t num_tokens, float *y,
-                 size_t stride) {
+static void rows(const uint8_t *packed, size_t num_rows, size_t cols, const uint8_t *const *x,
+                 size_t num_tokens, float *y, size_t stride) {
     for (size_t r = 0; r < num_rows; r++, packed += cols / COLS * BYTES) {
         for (size_t t = 0; t < num_tokens; t++) {
             const Block256 *a = (const Block256 *)(const void *)x[t];
@@ -51,7 +54,8 @@ static void rows(const uint8_t *packed, size_t num_rows, size_t cols, const uint
                     dot += scale[j] * part;
                     mins += minimum[j] * a[b].sums32[j];
                 }
-                const float d = f16_to_f32(load_u16(block)), dmin = f16_to_f32(load_u16(block + 2)), dx = a[b].scale;
+                const float d = f16_to_f32(load_u16(block)), dmin = f16_to_f32(load_u16(block + 2)),
+                            dx = a[b].scale;
                 sum += d * dx * (float)dot - dmin * dx * (float)mins;
             }
             y[t * stride + r] = sum;
@@ -66,28 +70,31 @@ static void pack_block(const uint8_t *block, size_t lane, uint8_t *group) {
 #else
 enum { SCALES = 4 * LANES, MINIMUMS = 12 * LANES, NIBBLES = 20 * LANES, GROUP = 148 * LANES };
 
-INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, const int T, float *y, size_t stride) {
+INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, const int T,
+                 float *y, size_t stride) {
     vf sum[MAX_TILE];
-    UNROLL for (int t = 0; t < T; t++) sum[t] = vf_zero();
+    EACH (t, T) sum[t] = vf_zero();
     for (size_t b = 0; b < num_blocks; b++, w += GROUP) {
         const Block256 *a[MAX_TILE];
         vi dot[MAX_TILE], mins[MAX_TILE];
-        UNROLL for (int t = 0; t < T; t++) {
+        EACH (t, T) {
             a[t] = (const Block256 *)(const void *)x[t] + b;
             dot[t] = mins[t] = vi_zero();
         }
-        NO_UNROLL for (int j = 0; j < 4; j++) {
+        EACH_ROLLED (j, 4) {
             Part low[MAX_TILE], high[MAX_TILE]; // 8 steps of 2 * 15 * 127 stay within i16
-            UNROLL for (int t = 0; t < T; t++) low[t] = high[t] = part_zero();
-            UNROLL for (int v = 0; v < 8; v++) {
-                vi q = vi_load(w + NIBBLES + 4 * LANES * (8 * j + v)), ql = low_nibbles(q), qh = high_nibbles(q);
-                UNROLL for (int t = 0; t < T; t++) {
+            EACH (t, T) low[t] = high[t] = part_zero();
+            EACH (v, 8) {
+                vi q = vi_load(w + NIBBLES + 4 * LANES * (8 * j + v)), ql = low_nibbles(q),
+                   qh = high_nibbles(q);
+                EACH (t, T) {
                     low[t] = part_dot(low[t], xq_load(&a[t]->quads[16 * j + v]), ql);
                     high[t] = part_dot(high[t], xq_load(&a[t]->quads[16 * j + 8 + v]), qh);
                 }
             }
-            vi scales = pairs_u8(w + SCALES + 2 * LANES * j), minimums = pairs_u8(w + MINIMUMS + 2 * LANES * j);
-            UNROLL for (int t = 0; t < T; t++) {
+            vi scales = pairs_u8(w + SCALES + 2 * LANES * j),
+               minimums = pairs_u8(w + MINIMUMS + 2 * LANES * j);
+            EACH (t, T) {
                 dot[t] = part_scaled(dot[t], low[t], scale_even(scales));
                 dot[t] = part_scaled(dot[t], high[t], scale_odd(scales));
                 mins[t] = pairs_dot(mins[t], minimums, &a[t]->sums32[2 * j]);
@@ -95,13 +102,14 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
         }
         prefetch_group(w, GROUP);
         vf d = vf_of_f16(w), dmin = vf_of_f16(w + 2 * LANES);
-        UNROLL for (int t = 0; t < T; t++) {
+        EACH (t, T) {
             vf dx = vf_splat(a[t]->scale);
-            vf plus = vf_mul(vf_mul(d, dx), vf_of_vi(dot[t])), minus = vf_mul(vf_mul(dmin, dx), vf_of_vi(mins[t]));
+            vf plus = vf_mul(vf_mul(d, dx), vf_of_vi(dot[t])),
+               minus = vf_mul(vf_mul(dmin, dx), vf_of_vi(mins[t]));
             sum[t] = vf_add(sum[t], vf_sub(plus, minus));
         }
     }
-    UNROLL for (int t = 0; t < T; t++) vf_store(y + (size_t)t * stride, sum[t]);
+    EACH (t, T) vf_store(y + (size_t)t * stride, sum[t]);
 }
 DEFINE_ROWS(rows, tile, COLS, GROUP)
 
@@ -114,14 +122,18 @@ static void pack_block(const uint8_t *block, size_t lane, uint8_t *group) {
         group[SCALES + 2 * LANES * (j / 2) + 2 * lane + j % 2] = scale[j];
         group[MINIMUMS + 2 * LANES * (j / 2) + 2 * lane + j % 2] = minimum[j];
     }
-    for (size_t i = 0; i < 128; i++) group[NIBBLES + 4 * LANES * (i / 4) + 4 * lane + i % 4] = block[16 + i];
+    for (size_t i = 0; i < 128; i++)
+        group[NIBBLES + 4 * LANES * (i / 4) + 4 * lane + i % 4] = block[16 + i];
 }
 #endif
 
-static uint64_t packed_bytes(uint64_t num_rows, uint64_t cols) { return round_up(num_rows, LANES) / LANES * (cols / COLS) * GROUP; }
+static uint64_t packed_bytes(uint64_t num_rows, uint64_t cols) {
+    return round_up(num_rows, LANES) / LANES * (cols / COLS) * GROUP;
+}
 
 static int32_t pack(const uint8_t *blocks, size_t num_rows, size_t cols, uint8_t *packed) {
-    return pack_groups(blocks, num_rows, cols / COLS, BYTES, GROUP, block_is_finite, pack_block, packed);
+    return pack_groups(blocks, num_rows, cols / COLS, BYTES, GROUP, block_is_finite, pack_block,
+                       packed);
 }
 
 const ExpertFormat expert_q4_k = {12, COLS, BYTES, WANTS_Q8A256, packed_bytes, pack, rows};

@@ -1,16 +1,19 @@
 // Q6_K (ggml type 14): blocks of 256 columns; 16 sub-blocks of 16 with an 8-bit scale each.
 //
-//   in the GGUF   | ql 128 bytes | qh 64 bytes | scales i8 [16] | d f16 |                                      210 bytes
-//                 half h of the block (columns 128h ...) has 64 bytes of ql and 32 of qh; for c < 32:
+//   in the GGUF   | ql 128 bytes | qh 64 bytes | scales i8 [16] | d f16 | 210 bytes
+//                 half h of the block (columns 128h ...) has 64 bytes of ql and 32 of qh; for c <
+//                 32:
 //                   column 128h      + c:  ql[c] low nibble,     qh[c] bits 0..1
 //                   column 128h + 32 + c:  ql[32+c] low nibble,  qh[c] bits 2..3
 //                   column 128h + 64 + c:  ql[c] high nibble,    qh[c] bits 4..5
 //                   column 128h + 96 + c:  ql[32+c] high nibble, qh[c] bits 6..7
-//   packed        LANES rows side by side:                                                            210 * LANES bytes
-//                 | d f16 x LANES | scales i8 [8][LANES][2] | [2 (h)][8 (c/4)] of: ql[c] [LANES][4], ql[32+c] [LANES][4], qh[c] [LANES][4]
+//   packed        LANES rows side by side: 210 * LANES bytes
+//                 | d f16 x LANES | scales i8 [8][LANES][2] | [2 (h)][8 (c/4)] of: ql[c]
+//                 [LANES][4], ql[32+c] [LANES][4], qh[c] [LANES][4]
 //
 //   weight[c] = d * scale * (q[c] - 32), all sub-blocks in integers first:
-//   sum += (d * dx) * (f32)(Σ scale_j ((q - 32) . x)_j);   the 32 is taken off through the sums of x
+//   sum += (d * dx) * (f32)(Σ scale_j ((q - 32) . x)_j);   the 32 is taken off through the sums of
+//   x
 #include "format.h"
 
 enum { COLS = 256, BYTES = 210 };
@@ -20,8 +23,8 @@ static int block_is_finite(const uint8_t *block) { return f16_is_finite(load_u16
 #if defined(EXPERT_SCALAR)
 enum { GROUP = BYTES };
 
-static void rows(const uint8_t *packed, size_t num_rows, size_t cols, const uint8_t *const *x, size_t num_tokens, float *y,
-                 size_t stride) {
+static void rows(const uint8_t *packed, size_t num_rows, size_t cols, const uint8_t *const *x,
+                 size_t num_tokens, float *y, size_t stride) {
     for (size_t r = 0; r < num_rows; r++, packed += cols / COLS * BYTES) {
         for (size_t t = 0; t < num_tokens; t++) {
             const Block256 *a = (const Block256 *)(const void *)x[t];
@@ -31,7 +34,8 @@ static void rows(const uint8_t *packed, size_t num_rows, size_t cols, const uint
                 const int8_t *scale = (const int8_t *)block + 192;
                 int32_t dot = 0;
                 for (int i = 0; i < COLS; i++) {
-                    const int h = i / 128, g = i % 128 / 32, c = i % 32; // half, quarter of the half, column in it
+                    const int h = i / 128, g = i % 128 / 32,
+                              c = i % 32; // half, quarter of the half, column in it
                     const int low = block[64 * h + 32 * (g % 2) + c] >> 4 * (g / 2) & 15;
                     const int high = block[128 + 32 * h + c] >> 2 * g & 3;
                     dot += scale[i / 16] * ((low | high << 4) - 32) * a[b].quads[i / 4].v[i % 4];
@@ -50,11 +54,15 @@ static void pack_block(const uint8_t *block, size_t lane, uint8_t *group) {
 #else
 enum { SCALES = 2 * LANES, BITS = 18 * LANES, GROUP = 210 * LANES };
 
-// Adds scale * (q . x) of 4 * PART_STEPS_U6 columns of each quarter: 2 steps of 2 * 63 * 127 stay within i16.
-INLINE void quarters(const uint8_t *w, int h, int first, const Block256 *const *a, const int T, const Scale *scale, vi *dot) {
+// Adds scale * (q . x) of 4 * PART_STEPS_U6 columns of each quarter: 2 steps of 2 * 63 * 127 stay
+// within i16.
+INLINE void quarters(const uint8_t *w, int h, int first, const Block256 *const *a, const int T,
+                     const Scale *scale, vi *dot) {
     Part part[4][MAX_TILE];
-    UNROLL for (int g = 0; g < 4; g++) UNROLL for (int t = 0; t < T; t++) part[g][t] = part_zero();
-    UNROLL for (int v = first; v < first + PART_STEPS_U6; v++) {
+    EACH (g, 4)
+        EACH (t, T) part[g][t] = part_zero();
+    EACH (i, PART_STEPS_U6) {
+        const int v = first + i;
         const uint8_t *p = w + BITS + 12 * LANES * (8 * h + v);
         vi a0 = vi_load(p), a1 = vi_load(p + 4 * LANES), top = vi_load(p + 8 * LANES);
         vi q[4] = {
@@ -63,47 +71,52 @@ INLINE void quarters(const uint8_t *w, int h, int first, const Block256 *const *
             vi_or(high_nibbles(a0), vi_and_bytes(top, 0x30)),
             vi_or(high_nibbles(a1), vi_and_bytes(vi_shr16(top, 2), 0x30)),
         };
-        UNROLL for (int g = 0; g < 4; g++) UNROLL for (int t = 0; t < T; t++)
-            part[g][t] = part_dot(part[g][t], xq_load(&a[t]->quads[32 * h + 8 * g + v]), q[g]);
+        EACH (g, 4)
+            EACH (t, T)
+                part[g][t] = part_dot(part[g][t], xq_load(&a[t]->quads[32 * h + 8 * g + v]), q[g]);
     }
-    UNROLL for (int g = 0; g < 4; g++) UNROLL for (int t = 0; t < T; t++) dot[t] = part_scaled(dot[t], part[g][t], scale[g]);
+    EACH (g, 4)
+        EACH (t, T) dot[t] = part_scaled(dot[t], part[g][t], scale[g]);
 }
 
-INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, const int T, float *y, size_t stride) {
+INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, const int T,
+                 float *y, size_t stride) {
     vf sum[MAX_TILE];
-    UNROLL for (int t = 0; t < T; t++) sum[t] = vf_zero();
+    EACH (t, T) sum[t] = vf_zero();
     for (size_t b = 0; b < num_blocks; b++, w += GROUP) {
         const Block256 *a[MAX_TILE];
         vi dot[MAX_TILE], offset[MAX_TILE];
-        UNROLL for (int t = 0; t < T; t++) {
+        EACH (t, T) {
             a[t] = (const Block256 *)(const void *)x[t] + b;
             dot[t] = offset[t] = vi_zero();
         }
-        NO_UNROLL for (int h = 0; h < 2; h++) {
+        EACH_ROLLED (h, 2) {
             Scale even[4], odd[4];
-            UNROLL for (int g = 0; g < 4; g++) {
+            EACH (g, 4) {
                 vi scales = pairs_i8(w + SCALES + 2 * LANES * (4 * h + g));
                 even[g] = scale_even(scales);
                 odd[g] = scale_odd(scales);
-                UNROLL for (int t = 0; t < T; t++) offset[t] = pairs_dot(offset[t], scales, &a[t]->sums16[8 * h + 2 * g]);
+                EACH (t, T) offset[t] = pairs_dot(offset[t], scales, &a[t]->sums16[8 * h + 2 * g]);
             }
-            NO_UNROLL for (int v = 0; v < 4; v += PART_STEPS_U6) quarters(w, h, v, a, T, even, dot);
-            NO_UNROLL for (int v = 4; v < 8; v += PART_STEPS_U6) quarters(w, h, v, a, T, odd, dot);
+            EACH_ROLLED (i, 4 / PART_STEPS_U6) quarters(w, h, PART_STEPS_U6 * i, a, T, even, dot);
+            EACH_ROLLED (i, 4 / PART_STEPS_U6)
+                quarters(w, h, 4 + PART_STEPS_U6 * i, a, T, odd, dot);
         }
         prefetch_group(w, GROUP);
         vf d = vf_of_f16(w);
-        UNROLL for (int t = 0; t < T; t++) {
+        EACH (t, T) {
             vi exact = vi_sub(dot[t], vi_shl32(offset[t], 5));
             sum[t] = vf_add(sum[t], vf_mul(vf_mul(d, vf_splat(a[t]->scale)), vf_of_vi(exact)));
         }
     }
-    UNROLL for (int t = 0; t < T; t++) vf_store(y + (size_t)t * stride, sum[t]);
+    EACH (t, T) vf_store(y + (size_t)t * stride, sum[t]);
 }
 DEFINE_ROWS(rows, tile, COLS, GROUP)
 
 static void pack_block(const uint8_t *block, size_t lane, uint8_t *group) {
     __builtin_memcpy(group + 2 * lane, block + 208, 2);
-    for (size_t j = 0; j < 16; j++) group[SCALES + 2 * LANES * (j / 2) + 2 * lane + j % 2] = block[192 + j];
+    for (size_t j = 0; j < 16; j++)
+        group[SCALES + 2 * LANES * (j / 2) + 2 * lane + j % 2] = block[192 + j];
     for (size_t h = 0; h < 2; h++) {
         for (size_t c = 0; c < 32; c++) {
             uint8_t *p = group + BITS + 12 * LANES * (8 * h + c / 4) + 4 * lane + c % 4;
@@ -115,10 +128,13 @@ static void pack_block(const uint8_t *block, size_t lane, uint8_t *group) {
 }
 #endif
 
-static uint64_t packed_bytes(uint64_t num_rows, uint64_t cols) { return round_up(num_rows, LANES) / LANES * (cols / COLS) * GROUP; }
+static uint64_t packed_bytes(uint64_t num_rows, uint64_t cols) {
+    return round_up(num_rows, LANES) / LANES * (cols / COLS) * GROUP;
+}
 
 static int32_t pack(const uint8_t *blocks, size_t num_rows, size_t cols, uint8_t *packed) {
-    return pack_groups(blocks, num_rows, cols / COLS, BYTES, GROUP, block_is_finite, pack_block, packed);
+    return pack_groups(blocks, num_rows, cols / COLS, BYTES, GROUP, block_is_finite, pack_block,
+                       packed);
 }
 
 const ExpertFormat expert_q6_k = {14, COLS, BYTES, WANTS_Q8A256, packed_bytes, pack, rows};

@@ -1,8 +1,9 @@
 // Q8_0 (ggml type 8): blocks of 32 columns, one scale.
 //
-//   in the GGUF   | d f16 | q0 i8 | q1 i8 | ... | q31 i8 |                                            34 bytes
-//   packed        LANES rows side by side, four columns at a time:                            34 * LANES bytes
-//                 | d f16 of row 0, 1, ... | row 0: q0 q1 q2 q3 | row 1: q0 q1 q2 q3 | ... | row 0: q4 q5 q6 q7 | ...
+//   in the GGUF   | d f16 | q0 i8 | q1 i8 | ... | q31 i8 | 34 bytes packed        LANES rows side
+//   by side, four columns at a time:                            34 * LANES bytes
+//                 | d f16 of row 0, 1, ... | row 0: q0 q1 q2 q3 | row 1: q0 q1 q2 q3 | ... | row 0:
+//                 q4 q5 q6 q7 | ...
 //
 //   weight[c] = d * q[c];      sum += (d * dx) * (f32)(q . x)
 #include "format.h"
@@ -10,8 +11,8 @@
 enum { COLS = 32, BYTES = 34 };
 
 #if defined(EXPERT_SCALAR)
-static void rows(const uint8_t *packed, size_t num_rows, size_t cols, const uint8_t *const *x, size_t num_tokens, float *y,
-                 size_t stride) {
+static void rows(const uint8_t *packed, size_t num_rows, size_t cols, const uint8_t *const *x,
+                 size_t num_tokens, float *y, size_t stride) {
     for (size_t r = 0; r < num_rows; r++, packed += cols / COLS * BYTES) {
         for (size_t t = 0; t < num_tokens; t++) {
             const Block32 *a = (const Block32 *)(const void *)x[t];
@@ -29,24 +30,27 @@ static void rows(const uint8_t *packed, size_t num_rows, size_t cols, const uint
 #else
 enum { GROUP = BYTES * LANES, Q = 2 * LANES };
 
-INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, const int T, float *y, size_t stride) {
+INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, const int T,
+                 float *y, size_t stride) {
     vf sum[MAX_TILE];
-    UNROLL for (int t = 0; t < T; t++) sum[t] = vf_zero();
+    EACH (t, T) sum[t] = vf_zero();
     for (size_t b = 0; b < num_blocks; b++, w += GROUP) {
         vi dot[MAX_TILE];
-        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_zero();
-        UNROLL for (int v = 0; v < 8; v++) {
+        EACH (t, T) dot[t] = vi_zero();
+        EACH (v, 8) {
             vi q = vi_load(w + Q + 4 * LANES * v);
-            UNROLL for (int t = 0; t < T; t++) dot[t] = dot_s8(dot[t], xq_load(&((const Block32 *)(const void *)x[t])[b].quads[v]), q);
+            EACH (t, T)
+                dot[t] =
+                    dot_s8(dot[t], xq_load(&((const Block32 *)(const void *)x[t])[b].quads[v]), q);
         }
         prefetch_group(w, GROUP);
         vf d = vf_of_f16(w);
-        UNROLL for (int t = 0; t < T; t++) {
+        EACH (t, T) {
             vf dx = vf_splat(((const Block32 *)(const void *)x[t])[b].scale);
             sum[t] = vf_add(sum[t], vf_mul(vf_mul(d, dx), vf_of_vi(dot[t])));
         }
     }
-    UNROLL for (int t = 0; t < T; t++) vf_store(y + (size_t)t * stride, sum[t]);
+    EACH (t, T) vf_store(y + (size_t)t * stride, sum[t]);
 }
 DEFINE_ROWS(rows, tile, COLS, GROUP)
 #endif
@@ -54,15 +58,19 @@ DEFINE_ROWS(rows, tile, COLS, GROUP)
 // One row (lane) of one block; the scalar build keeps the bytes as they are.
 static void pack_block(const uint8_t *block, size_t lane, uint8_t *group) {
     __builtin_memcpy(group + 2 * lane, block, 2);
-    for (size_t c = 0; c < COLS; c++) group[2 * LANES + 4 * LANES * (c / 4) + 4 * lane + c % 4] = block[2 + c];
+    for (size_t c = 0; c < COLS; c++)
+        group[2 * LANES + 4 * LANES * (c / 4) + 4 * lane + c % 4] = block[2 + c];
 }
 
 static int block_is_finite(const uint8_t *block) { return f16_is_finite(load_u16(block)); }
 
-static uint64_t packed_bytes(uint64_t num_rows, uint64_t cols) { return round_up(num_rows, LANES) * (cols / COLS) * BYTES; }
+static uint64_t packed_bytes(uint64_t num_rows, uint64_t cols) {
+    return round_up(num_rows, LANES) * (cols / COLS) * BYTES;
+}
 
 static int32_t pack(const uint8_t *blocks, size_t num_rows, size_t cols, uint8_t *packed) {
-    return pack_groups(blocks, num_rows, cols / COLS, BYTES, BYTES * LANES, block_is_finite, pack_block, packed);
+    return pack_groups(blocks, num_rows, cols / COLS, BYTES, BYTES * LANES, block_is_finite,
+                       pack_block, packed);
 }
 
 const ExpertFormat expert_q8_0 = {8, COLS, BYTES, WANTS_Q8A32, packed_bytes, pack, rows};
