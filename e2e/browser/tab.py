@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -47,6 +48,16 @@ async def phone(browser: Browser, *, dark: bool = False) -> BrowserContext:
         color_scheme="dark" if dark else "light",
         user_agent=PHONE_AGENT,
     )
+
+
+def own_address() -> str:
+    """An address of this machine that browsers do not trust as they trust loopback. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # RFC 5737: an address of nobody
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        return str(probe.getsockname()[0])
 
 
 class Tab:

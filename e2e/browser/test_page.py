@@ -1,7 +1,6 @@
 """The page in Chromium against a scripted relay: answers like the native kernel, survives what tabs do."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from playwright.async_api import Browser
 
 from backbone.experts.native import NativeKernel
-from e2e.browser.tab import Tab, chromium, phone
+from e2e.browser.tab import Tab, chromium, own_address, phone
 from relay.wire import messages
 from relay.wire.frames import Frame, FrameType
 from relay.wire.session import Closed
@@ -31,16 +30,6 @@ async def relay() -> AsyncIterator[FakeRelay]:
 async def browser() -> AsyncIterator[Browser]:
     async with chromium() as opened:
         yield opened
-
-
-def own_address() -> str:
-    """An address of this machine that browsers do not trust as they trust loopback. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # RFC 5737: an address of nobody
-        except OSError:
-            pytest.skip("this machine has no address but loopback")
-        return str(probe.getsockname()[0])
 
 
 async def assign(relay: FakeRelay, epoch: int = 1) -> messages.Offer:
