@@ -62,10 +62,11 @@ class QuantisedRows:
     block: int
 
     def dequantise(self) -> Float32Array:
-        """Return what the ints stand for, float32 [num_tokens, hidden_dim]."""
+        """Return what the ints stand for, float32 [num_tokens, hidden_dim]; infinite where that is too much."""
         num_tokens, hidden_dim = self.ints.shape
         blocks = self.ints.reshape(num_tokens, -1, self.block).astype(np.float32)
-        return (blocks * self.scales[:, :, None]).reshape(num_tokens, hidden_dim)
+        with np.errstate(over="ignore"):
+            return (blocks * self.scales[:, :, None]).reshape(num_tokens, hidden_dim)
 
 
 def quantise_rows(x: Float32Array, block: int) -> tuple[Int8Array, Float32Array]:
