@@ -101,62 +101,6 @@ int32_t expert_pack(const ExpertFormula *formula, const uint8_t *slice, size_t s
     return error;
 }
 
-// ---- scratch memory
-
-typedef struct {                        // offsets; every array begins at a multiple of ALIGN
-    uint64_t first_pick, order, row_of; // u32 [num_experts + 1], [num_picks], [num_picks]
-    uint64_t x[NUM_ACTIVATION_KINDS];   // [num_tokens] rows of activation_bytes(kind, hidden_dim)
-    uint64_t row;                       // f32 [hidden_dim]: a row as f32 while it is arranged
-    uint64_t gate, up;                  // f32 [CHUNK, expert_dim padded]
-    uint64_t h;                         // [CHUNK] rows of activation_bytes(down, expert_dim)
-    uint64_t out;                       // f32 [CHUNK, hidden_dim padded]
-    uint64_t grid;                      // f64 [hidden_dim]
-    uint64_t total;
-} Layout;
-
-static int wants(const Plan *plan, ActivationKind kind) {
-    return plan->gate->wants == kind || plan->up->wants == kind;
-}
-
-static uint64_t take(Layout *layout, uint64_t size_bytes) {
-    const uint64_t at = layout->total;
-    layout->total += round_up(size_bytes, ALIGN);
-    return at;
-}
-
-static int32_t make_layout(const Plan *plan, uint64_t num_tokens, uint64_t num_picks,
-                           uint64_t num_experts, Layout *layout) {
-    if (num_tokens > EXPERT_MAX_TOKENS || num_experts > EXPERT_MAX_TOKENS) return EXPERT_BAD_SIZE;
-    if (num_picks > num_tokens * EXPERT_MAX_PICKS_PER_TOKEN) return EXPERT_BAD_SIZE;
-    const uint64_t chunk = num_picks < CHUNK ? num_picks : CHUNK;
-    layout->total = ALIGN; // room to align the caller's pointer
-    layout->first_pick = take(layout, (num_experts + 1) * 4);
-    layout->order = take(layout, num_picks * 4);
-    layout->row_of = take(layout, num_picks * 4);
-    for (int kind = 0; kind < NUM_ACTIVATION_KINDS; kind++)
-        layout->x[kind] = wants(plan, (ActivationKind)kind)
-                              ? take(layout, num_tokens * activation_bytes((ActivationKind)kind,
-                                                                           plan->hidden_dim))
-                              : 0;
-    layout->row = take(layout, plan->hidden_dim * 4);
-    layout->gate = take(layout, chunk * round_up(plan->expert_dim, ROW_PAD) * 4);
-    layout->up = take(layout, chunk * round_up(plan->expert_dim, ROW_PAD) * 4);
-    layout->h = take(layout, chunk * activation_bytes(plan->down->wants, plan->expert_dim));
-    layout->out = take(layout, chunk * round_up(plan->hidden_dim, ROW_PAD) * 4);
-    layout->grid = take(layout, plan->hidden_dim * 8);
-    return layout->total > PTRDIFF_MAX ? EXPERT_BAD_SIZE : EXPERT_OK;
-}
-
-EXPERT_EXPORT(expert_scratch_bytes)
-ptrdiff_t expert_scratch_bytes(const ExpertFormula *formula, size_t num_tokens, size_t num_picks,
-                               size_t num_experts) {
-    Plan plan;
-    Layout layout;
-    int32_t error = make_plan(formula, &plan);
-    if (!error) error = make_layout(&plan, num_tokens, num_picks, num_experts, &layout);
-    return error ? error : (ptrdiff_t)layout.total;
-}
-
 // ---- one step
 
 // exp(x) for |x| <= 87: 2^n * polynomial, n the nearest integer to x / ln 2. CONTRACT.md "exp" has
@@ -206,6 +150,75 @@ static int32_t add_to_grid(const float *p, size_t hidden_dim, const double *scal
     return EXPERT_GRID_OVERFLOW;
 }
 
+// ---- one call
+
+typedef struct { // what one call works with; the arrays stand in the caller's scratch
+    const ExpertCall *call;
+    Plan plan;
+    size_t d, f, d_stride, f_stride;       // dimensions, and padded to ROW_PAD
+    size_t gate_row, up_row, h_row;        // bytes of a row of activations
+    uint32_t *first_pick, *order, *row_of; // [num_experts + 1], [num_picks], [num_picks]
+    uint8_t *x[NUM_ACTIVATION_KINDS];      // [num_tokens] rows, for the kinds that are wanted
+    float *row;                            // [hidden_dim] a row as f32 while it is arranged
+    float *gate, *up;                      // [chunk, f_stride]
+    uint8_t *h;                            // [chunk] rows
+    float *out;                            // [chunk, d_stride]
+    double *grid;                          // [hidden_dim]
+} Job;
+
+static int wants(const Plan *plan, ActivationKind kind) {
+    return plan->gate->wants == kind || plan->up->wants == kind;
+}
+
+// Hand out the next piece of scratch. 64-bit, so that no size wraps in wasm32 before it is refused.
+static void *take(uint64_t *cursor, uint64_t size_bytes) {
+    void *piece = (void *)(uintptr_t)*cursor;
+    *cursor += round_up(size_bytes, ALIGN);
+    return piece;
+}
+
+// Fill the job with pointers, the first at `cursor`; returns where the last piece ends. From 0,
+// that is the size needed.
+static uint64_t lay_out(Job *job, uint64_t num_tokens, uint64_t num_picks, uint64_t num_experts,
+                        uint64_t cursor) {
+    const Plan *plan = &job->plan;
+    const uint64_t chunk = num_picks < CHUNK ? num_picks : CHUNK;
+    job->d = plan->hidden_dim;
+    job->f = plan->expert_dim;
+    job->d_stride = (size_t)round_up(job->d, ROW_PAD);
+    job->f_stride = (size_t)round_up(job->f, ROW_PAD);
+    job->gate_row = (size_t)activation_bytes(plan->gate->wants, job->d);
+    job->up_row = (size_t)activation_bytes(plan->up->wants, job->d);
+    job->h_row = (size_t)activation_bytes(plan->down->wants, job->f);
+    job->first_pick = take(&cursor, (num_experts + 1) * 4);
+    job->order = take(&cursor, num_picks * 4);
+    job->row_of = take(&cursor, num_picks * 4);
+    for (int i = 0; i < NUM_ACTIVATION_KINDS; i++) {
+        const ActivationKind kind = (ActivationKind)i;
+        const uint64_t row_bytes = wants(plan, kind) ? activation_bytes(kind, job->d) : 0;
+        job->x[i] = take(&cursor, num_tokens * row_bytes);
+    }
+    job->row = take(&cursor, job->d * 4);
+    job->gate = take(&cursor, chunk * job->f_stride * 4);
+    job->up = take(&cursor, chunk * job->f_stride * 4);
+    job->h = take(&cursor, chunk * job->h_row);
+    job->out = take(&cursor, chunk * job->d_stride * 4);
+    job->grid = take(&cursor, job->d * 8);
+    return cursor;
+}
+
+EXPERT_EXPORT(expert_scratch_bytes)
+ptrdiff_t expert_scratch_bytes(const ExpertFormula *formula, size_t num_tokens, size_t num_picks,
+                               size_t num_experts) {
+    Job job;
+    const int32_t error = make_plan(formula, &job.plan);
+    if (error) return error;
+    if (num_tokens > EXPERT_MAX_TOKENS || num_experts > EXPERT_MAX_TOKENS) return EXPERT_BAD_SIZE;
+    if (num_picks > (uint64_t)num_tokens * EXPERT_MAX_PICKS_PER_TOKEN) return EXPERT_BAD_SIZE;
+    const uint64_t size_bytes = lay_out(&job, num_tokens, num_picks, num_experts, 0) + ALIGN;
+    return size_bytes > PTRDIFF_MAX ? EXPERT_BAD_SIZE : (ptrdiff_t)size_bytes;
+}
+
 static int32_t check_call(const ExpertCall *call, const Plan *plan) {
     const size_t row_bytes = encoded_row_bytes(call->x_encoding, plan->hidden_dim);
     if (call->x_encoding > EXPERT_X_Q8A256) return EXPERT_BAD_VALUE;
@@ -235,126 +248,125 @@ static int32_t check_call(const ExpertCall *call, const Plan *plan) {
     return EXPERT_OK;
 }
 
-// order: the picks sorted by expert, stable; those of expert e stand at first_pick[e] ..
-// first_pick[e + 1].
-static void sort_picks(const ExpertCall *call, uint32_t *first_pick, uint32_t *order,
-                       uint32_t *row_of) {
-    __builtin_memset(first_pick, 0, (call->num_experts + 1) * 4);
-    for (size_t i = 0; i < call->num_picks; i++) first_pick[call->pick_expert[i] + 1]++;
-    for (size_t e = 0; e < call->num_experts; e++) first_pick[e + 1] += first_pick[e];
+// order: the picks sorted by expert, stable; first_pick[e] is where those of expert e begin.
+static void sort_picks(const Job *job) {
+    const ExpertCall *call = job->call;
+    uint32_t *const first = job->first_pick;
+    __builtin_memset(first, 0, (call->num_experts + 1) * 4);
+    for (size_t i = 0; i < call->num_picks; i++) first[call->pick_expert[i] + 1]++;
+    for (size_t e = 0; e < call->num_experts; e++) first[e + 1] += first[e];
     size_t i = 0;
     for (size_t t = 0; t < call->num_tokens; t++) {
         for (size_t k = 0; k < call->counts[t]; k++, i++) {
-            order[first_pick[call->pick_expert[i]]++] = (uint32_t)i;
-            row_of[i] = (uint32_t)t;
+            job->order[first[call->pick_expert[i]]++] = (uint32_t)i;
+            job->row_of[i] = (uint32_t)t;
         }
     }
-    for (size_t e = call->num_experts; e > 0; e--)
-        first_pick[e] = first_pick[e - 1]; // undo the increments
-    first_pick[0] = 0;
+    for (size_t e = call->num_experts; e > 0; e--) first[e] = first[e - 1]; // undo the increments
+    first[0] = 0;
 }
 
 // Bring row t into every form that gate and up multiply.
-static int32_t arrange_row(const ExpertCall *call, const Plan *plan, size_t t, float *row,
-                           uint8_t *const *out) {
-    const size_t d = plan->hidden_dim;
+static int32_t arrange_row(const Job *job, size_t t) {
+    const ExpertCall *call = job->call;
+    const size_t d = job->d;
     const uint8_t *x = call->x + t * encoded_row_bytes(call->x_encoding, d);
     if (call->x_encoding >= EXPERT_X_Q8A32) {
-        const ActivationKind kind = call->x_encoding == EXPERT_X_Q8A32 ? WANTS_Q8A32 : WANTS_Q8A256;
-        const size_t scales_bytes = d / (kind == WANTS_Q8A32 ? 32 : 256) * 4;
-        return arrange_q8(x, (const int8_t *)x + scales_bytes, d, kind,
-                          out[kind] + t * activation_bytes(kind, d));
+        const int small = call->x_encoding == EXPERT_X_Q8A32;
+        const ActivationKind kind = small ? WANTS_Q8A32 : WANTS_Q8A256;
+        const int8_t *ints = (const int8_t *)x + d / (small ? 32 : 256) * 4;
+        return arrange_q8(x, ints, d, kind, job->x[kind] + t * job->gate_row);
     }
-    if (call->x_encoding == EXPERT_X_F32)
-        __builtin_memcpy(row, x, d * 4);
-    else
-        for (size_t c = 0; c < d; c++) row[c] = f16_to_f32(load_u16(x + 2 * c));
+    if (call->x_encoding == EXPERT_X_F32) {
+        __builtin_memcpy(job->row, x, d * 4);
+    } else {
+        for (size_t c = 0; c < d; c++) job->row[c] = f16_to_f32(load_u16(x + 2 * c));
+    }
     for (int i = 0; i < NUM_ACTIVATION_KINDS; i++) {
         const ActivationKind kind = (ActivationKind)i;
-        if (!wants(plan, kind)) continue;
-        const int32_t error = arrange_f32(row, d, kind, out[kind] + t * activation_bytes(kind, d));
+        if (!wants(&job->plan, kind)) continue;
+        uint8_t *out = job->x[i] + t * activation_bytes(kind, d);
+        const int32_t error = arrange_f32(job->row, d, kind, out);
         if (error) return error;
     }
     return EXPERT_OK;
 }
 
-__attribute__((noinline)) static int32_t answer(const ExpertCall *call) {
-    Plan plan;
-    Layout layout;
-    int32_t error = make_plan(call->formula, &plan);
-    if (!error)
-        error = make_layout(&plan, call->num_tokens, call->num_picks, call->num_experts, &layout);
-    if (!error) error = check_call(call, &plan);
-    if (error) return error;
-    if (call->scratch_bytes < layout.total) return EXPERT_SCRATCH_TOO_SMALL;
-    uint8_t *const base = call->scratch + (ALIGN - (uintptr_t)call->scratch % ALIGN) % ALIGN -
-                          ALIGN; // layout begins at ALIGN
-
-    const size_t d = plan.hidden_dim, f = plan.expert_dim;
-    const size_t d_stride = (size_t)round_up(d, ROW_PAD), f_stride = (size_t)round_up(f, ROW_PAD);
-    uint32_t *const first_pick = (uint32_t *)(void *)(base + layout.first_pick);
-    uint32_t *const order = (uint32_t *)(void *)(base + layout.order),
-                    *const row_of = (uint32_t *)(void *)(base + layout.row_of);
-    float *const gate = (float *)(void *)(base + layout.gate), *const up =
-                                                                   (float *)(void *)(base +
-                                                                                     layout.up);
-    float *const out = (float *)(void *)(base + layout.out), *const row =
-                                                                 (float *)(void *)(base +
-                                                                                   layout.row);
-    double *const grid = (double *)(void *)(base + layout.grid);
-    uint8_t *const h = base + layout.h;
-    uint8_t *const x[NUM_ACTIVATION_KINDS] = {base + layout.x[0], base + layout.x[1],
-                                              base + layout.x[2]};
-    const size_t gate_row = (size_t)activation_bytes(plan.gate->wants, d),
-                 up_row = (size_t)activation_bytes(plan.up->wants, d);
-    const size_t h_row = (size_t)activation_bytes(plan.down->wants, f);
-
-    if (call->sums) {
-        error = grid_scales(call->grid, call->layer_exponents, d, grid);
+// h = silu(gate . x) * (up . x) for n picks of one expert, arranged for down.
+static int32_t hidden(const Job *job, const uint8_t *packed, const uint32_t *picks, size_t n) {
+    const Plan *plan = &job->plan;
+    const uint8_t *gate_x[CHUNK], *up_x[CHUNK];
+    for (size_t i = 0; i < n; i++) {
+        const size_t t = job->row_of[picks[i]];
+        gate_x[i] = job->x[plan->gate->wants] + t * job->gate_row;
+        up_x[i] = job->x[plan->up->wants] + t * job->up_row;
+    }
+    plan->gate->rows(packed + plan->gate_at, job->f, job->d, gate_x, n, job->gate, job->f_stride);
+    plan->up->rows(packed + plan->up_at, job->f, job->d, up_x, n, job->up, job->f_stride);
+    for (size_t i = 0; i < n; i++) {
+        float *g = job->gate + i * job->f_stride;
+        const float *u = job->up + i * job->f_stride;
+        for (size_t c = 0; c < job->f; c++) g[c] = silu(g[c]) * u[c];
+        const int32_t error = arrange_f32(g, job->f, plan->down->wants, job->h + i * job->h_row);
         if (error) return error;
-        __builtin_memset(call->sums, 0, call->num_tokens * d * sizeof(int64_t));
+    }
+    return EXPERT_OK;
+}
+
+// p = weight * (down . h) for those picks, and on to the grid.
+static int32_t weighted(const Job *job, const uint8_t *packed, const uint32_t *picks, size_t n) {
+    const ExpertCall *call = job->call;
+    const Plan *plan = &job->plan;
+    const size_t d = job->d;
+    const uint8_t *h[CHUNK];
+    for (size_t i = 0; i < n; i++) h[i] = job->h + i * job->h_row;
+    plan->down->rows(packed + plan->down_at, d, job->f, h, n, job->out, job->d_stride);
+    for (size_t i = 0; i < n; i++) {
+        const size_t pick = picks[i], t = job->row_of[pick];
+        const float weight = call->pick_weight[pick];
+        float *p = job->out + i * job->d_stride;
+        for (size_t c = 0; c < d; c++) p[c] = weight * p[c];
+        if (call->outputs) {
+            for (size_t c = 0; c < d; c++)
+                if (!f32_is_finite(p[c])) return EXPERT_NON_FINITE;
+            __builtin_memcpy(call->outputs + pick * d, p, d * 4);
+        }
+        if (call->sums) {
+            const int32_t error =
+                add_to_grid(p, d, job->grid, call->row_exponents[t], call->sums + t * d);
+            if (error) return error;
+        }
+    }
+    return EXPERT_OK;
+}
+
+__attribute__((noinline)) static int32_t answer(const ExpertCall *call) {
+    const ptrdiff_t scratch_bytes =
+        expert_scratch_bytes(call->formula, call->num_tokens, call->num_picks, call->num_experts);
+    if (scratch_bytes < 0) return (int32_t)scratch_bytes;
+    if (call->scratch_bytes < (size_t)scratch_bytes) return EXPERT_SCRATCH_TOO_SMALL;
+    Job job = {.call = call};
+    int32_t error = make_plan(call->formula, &job.plan);
+    if (!error) error = check_call(call, &job.plan);
+    if (error) return error;
+    lay_out(&job, call->num_tokens, call->num_picks, call->num_experts,
+            round_up((uintptr_t)call->scratch, ALIGN));
+    if (call->sums) {
+        error = grid_scales(call->grid, call->layer_exponents, job.d, job.grid);
+        if (error) return error;
+        __builtin_memset(call->sums, 0, call->num_tokens * job.d * sizeof(int64_t));
     }
     for (size_t t = 0; t < call->num_tokens; t++) {
-        error = arrange_row(call, &plan, t, row, x);
+        error = arrange_row(&job, t);
         if (error) return error;
     }
-    sort_picks(call, first_pick, order, row_of);
-
+    sort_picks(&job);
     for (size_t e = 0; e < call->num_experts; e++) {
-        const uint8_t *const packed = call->experts[e];
-        for (size_t first = first_pick[e]; first < first_pick[e + 1]; first += CHUNK) {
-            const size_t left = first_pick[e + 1] - first, n = left < CHUNK ? left : CHUNK;
-            const uint8_t *gate_x[CHUNK], *up_x[CHUNK], *down_x[CHUNK];
-            for (size_t i = 0; i < n; i++) {
-                const size_t t = row_of[order[first + i]];
-                gate_x[i] = x[plan.gate->wants] + t * gate_row;
-                up_x[i] = x[plan.up->wants] + t * up_row;
-                down_x[i] = h + i * h_row;
-            }
-            plan.gate->rows(packed + plan.gate_at, f, d, gate_x, n, gate, f_stride);
-            plan.up->rows(packed + plan.up_at, f, d, up_x, n, up, f_stride);
-            for (size_t i = 0; i < n; i++) {
-                float *g = gate + i * f_stride;
-                const float *u = up + i * f_stride;
-                for (size_t c = 0; c < f; c++) g[c] = silu(g[c]) * u[c];
-                error = arrange_f32(g, f, plan.down->wants, h + i * h_row);
-                if (error) return error;
-            }
-            plan.down->rows(packed + plan.down_at, d, f, down_x, n, out, d_stride);
-            for (size_t i = 0; i < n; i++) {
-                const size_t pick = order[first + i], t = row_of[pick];
-                const float weight = call->pick_weight[pick];
-                float *p = out + i * d_stride;
-                for (size_t c = 0; c < d; c++) p[c] = weight * p[c];
-                if (call->outputs) {
-                    for (size_t c = 0; c < d; c++)
-                        if (!f32_is_finite(p[c])) return EXPERT_NON_FINITE;
-                    __builtin_memcpy(call->outputs + pick * d, p, d * 4);
-                }
-                if (call->sums)
-                    error = add_to_grid(p, d, grid, call->row_exponents[t], call->sums + t * d);
-                if (error) return error;
-            }
+        for (size_t i = job.first_pick[e]; i < job.first_pick[e + 1]; i += CHUNK) {
+            const size_t left = job.first_pick[e + 1] - i, n = left < CHUNK ? left : CHUNK;
+            error = hidden(&job, call->experts[e], job.order + i, n);
+            if (!error) error = weighted(&job, call->experts[e], job.order + i, n);
+            if (error) return error;
         }
     }
     return EXPERT_OK;
