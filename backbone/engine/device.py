@@ -95,7 +95,7 @@ class Device:
             raise EngineError(f"the ggml device cannot be used: {self.last_error()}")
 
     def drop_pages(self) -> None:
-        """Give the memory back in which the loader saw expert weights; only once a model is loaded with mmap."""
+        """Give back the memory in which the loader saw expert weights; only once a model is mapped."""
         self._c.swarm_drop_pages()
 
     def last_error(self) -> str:

@@ -7,7 +7,7 @@ Messages between the ggml device and the dispatcher, over a Unix stream socket. 
     reply    "SWRP" · u32 length of what follows · u64 seq · u32 status
              · status 0: f32 y[num_tokens, hidden_dim], else UTF-8 text saying what failed
 
-Little endian. The device sends one request and waits for its reply, so there is at most one of each under way.
+Little endian. The device sends one request and waits for its reply: at most one of each is under way.
 link.c is the other end.
 """
 
@@ -40,7 +40,7 @@ class LayerCall:
     The routed experts of one layer for a few tokens: what the swarm is asked.
 
     Shapes: x [num_tokens, hidden_dim] float32; ids [num_tokens, top_k] int32; weights as ids, float32.
-    The arrays are read-only. The answer is [num_tokens, hidden_dim]: for each row the sum of weight · expert(x).
+    The arrays are read-only. The answer is [num_tokens, hidden_dim]: each row the sum of weight · expert(x).
     """
 
     seq: int

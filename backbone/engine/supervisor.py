@@ -2,7 +2,7 @@
 Keep one engine process running, and answer its device's calls.
 
 The engine is llama.cpp in a process of its own (`child.py`): it may abort, and it holds the interpreter lock
-while it loads. Its device talks to us over a Unix socket; each call goes to `on_call`, which is the dispatcher.
+while it loads. Its device talks to us over a Unix socket; each call goes to `on_call`, the dispatcher's.
 When the process ends it is started again, with a growing pause, and `url` says why there is none meanwhile.
 """
 
