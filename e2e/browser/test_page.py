@@ -174,6 +174,26 @@ async def test_tab_that_crashed_comes_back_with_its_slices_checked_again(
     assert max(relay.served.values()) == 1
 
 
+async def test_tab_that_crashes_while_loading_lends_less_next_time(
+    relay: FakeRelay, browser: Browser
+) -> None:
+    context = await browser.new_context()
+    relay.on_slice = lambda i: 503  # loading never ends
+    tab = await Tab.open(context, relay.url)
+    assert (await assign(relay)).memory_bytes == 512_000_000
+    await tab.wait_for(state="assigned")
+    assert "503" in await tab.text("#facts")
+    crashed = asyncio.Event()
+    tab.page.on("crash", lambda _: crashed.set())
+    crash = asyncio.ensure_future(tab.page.goto("chrome://crash"))
+    await asyncio.wait_for(crashed.wait(), 20)
+    crash.cancel()
+    await asyncio.gather(crash, return_exceptions=True)
+    again = await Tab.open(context, relay.url)
+    assert (await relay.hear(messages.Offer)).memory_bytes == 256_000_000
+    assert "lack of memory" in await again.text("#notice")
+
+
 async def test_page_on_a_plain_http_address_contributes_and_says_what_is_missing(browser: Browser) -> None:
     async with FakeRelay(MODEL.by_id, host=own_address()) as relay:
         tab = await Tab.open(await phone(browser), relay.url)

@@ -5,8 +5,8 @@
  * computes on this thread: a reply leaves in the turn in which its computation ends.
  */
 
-import { CallRefused, messageOf, SliceFault } from './errors.js';
-import { NodeMachine } from './node.js';
+import { CallRefused, messageOf, SliceFault, Unreachable } from './errors.js';
+import { backoffS, NodeMachine } from './node.js';
 import { modelTag } from './wire/calls.js';
 import { clipReason } from './wire/close.js';
 import { NodeSession } from './wire/session.js';
@@ -399,13 +399,26 @@ export class NodeClient {
   async testKernel() {
     this.kernelTest = 'untested';
     try {
-      this.kernel ??= await this.options.loadKernel();
+      this.kernel ??= await this.loadKernel();
       const gbPerS = proveAndTime(this.kernel);
       this.kernelTest = 'passed';
       this.tell({ type: 'KernelTested', build: this.kernel.build, gbPerS });
     } catch (error) {
       this.kernelTest = 'failed';
       this.tell({ type: 'KernelFault', reason: messageOf(error) });
+    }
+  }
+
+  /** The relay may be away just now: a network that fails says nothing about the kernel. @returns {Promise<Kernel>} */
+  async loadKernel() {
+    for (let attempt = 0; ; attempt++) {
+      try {
+        return await this.options.loadKernel();
+      } catch (error) {
+        if (!(error instanceof Unreachable)) throw error;
+        this.fault(error.message);
+        await new Promise((resolve) => setTimeout(resolve, backoffS(attempt, this.machine.random()) * 1000));
+      }
     }
   }
 

@@ -3,6 +3,7 @@
  *
  *   NodeError
  *   ├── SliceFault      a slice could not be had, or is not what its name says: fetched again later
+ *   ├── Unreachable     the network or the relay fails at the moment: tried again
  *   ├── KernelFault     this device does not compute what the contract says: it must not serve
  *   └── CallRefused     one dispatch cannot be computed; its code is one of the Failure codes
  */
@@ -22,6 +23,13 @@ export class SliceFault extends NodeError {
   constructor(slice, why) {
     super('slice_fault', `slice ${slice.slice(0, 12)}: ${why}`);
     this.slice = slice;
+  }
+}
+
+export class Unreachable extends NodeError {
+  /** @param {string} message */
+  constructor(message) {
+    super('unreachable', message);
   }
 }
 

@@ -10,7 +10,7 @@ import { PledgePanel } from './ui/pledge.js';
 
 /** @typedef {import('./client.js').Status} Status */
 
-const TOO_OLD = 'This browser cannot run the page’s worker. A current Chrome, Edge, Firefox or Safari (iOS 16.4 or later) can.';
+const TOO_OLD = 'The page’s worker does not start. Reload the page; if that does not help, use a current Chrome, Edge, Firefox or Safari (iOS 16.4 or later).';
 
 const device = lookAtDevice();
 /** @type {Worker|null} */
@@ -57,7 +57,7 @@ function stopWorker() {
 /** @param {number} memoryMb */
 function start(memoryMb) {
   if (worker !== null) return;
-  if (device.inApp === null) contribute.warn('');
+  if (device.inApp === null && !pledge.reduced) contribute.warn('');
   facts.offerForget(false);
   worker = openWorker();
   const settings = {
@@ -94,6 +94,7 @@ function show(latest) {
   contribute.show(now);
   numbers.show(now);
   facts.show(now, surroundings.now);
+  pledge.mark(now.state === 'ASSIGNED');
   const { dataset } = document.body;
   dataset.state = now.state.toLowerCase();
   dataset.calls = String(now.calls);
@@ -119,9 +120,13 @@ document.getElementById('boot')?.remove();
 facts.show(null, surroundings.now);
 if (!device.workers) contribute.warn(TOO_OLD);
 else if (device.inApp !== null) contribute.warn(`This is the browser inside ${device.inApp}, which may stop the page at any time. Open the address in Safari, Chrome or Firefox instead.`);
+else if (pledge.reduced) contribute.warn('Last time this page ended while it loaded, perhaps for lack of memory. Less is proposed now.');
 
 // The browser's own signs that the page stops or goes on. The worker checks the clock as well.
-addEventListener('pagehide', () => tell({ type: 'sleep', reason: 'page hidden' }));
+addEventListener('pagehide', () => {
+  pledge.mark(false);
+  tell({ type: 'sleep', reason: 'page hidden' });
+});
 document.addEventListener('freeze', () => tell({ type: 'sleep', reason: 'page frozen' }));
 for (const sign of ['pageshow', 'online']) addEventListener(sign, () => tell({ type: 'look' }));
 document.addEventListener('resume', () => tell({ type: 'look' }));

@@ -7,6 +7,7 @@
  */
 
 import { NodeClient } from './client.js';
+import { messageOf, Unreachable } from './errors.js';
 import { WasmKernel } from './kernels/wasm.js';
 import { Keeper, openStore } from './store.js';
 import { sessionUrl, WebSocketTransport } from './transports/websocket.js';
@@ -44,11 +45,24 @@ async function start({ page, memoryBytes, name, identity, power }) {
     keeper,
     agent: `page ${navigator.userAgent}`.slice(0, 200),
     connect: (handlers) => new WebSocketTransport(sessionUrl(page), handlers),
-    loadKernel: () => WasmKernel.load(new URL('kernels/kernel-plain.wasm', page).href),
+    loadKernel: () => loadKernel(new URL('kernels/kernel-plain.wasm', page)),
     fetchSlice: (slice, signal) => fetch(new URL(`slices/${slice}`, page), { signal, cache }),
     onChange: report,
   });
   client.start();
+}
+
+/** @param {URL} url */
+async function loadKernel(url) {
+  let bytes;
+  try {
+    const response = await fetch(url);
+    if (!response.ok) throw new Error(`status ${response.status}`);
+    bytes = await response.arrayBuffer();
+  } catch (error) {
+    throw new Unreachable(`the kernel could not be loaded: ${messageOf(error)}`);
+  }
+  return WasmKernel.load(bytes);
 }
 
 /** Tell the page how things stand, a few times a second at most. */

@@ -3,6 +3,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { NodeClient } from '../src/client.js';
+import { Unreachable } from '../src/errors.js';
 import { Keeper } from '../src/store.js';
 import { decodePartialCall } from '../src/wire/calls.js';
 import { FakeKernel, FakeRelay, FakeStore, sha256 } from './fakes.js';
@@ -77,6 +78,20 @@ test('a node whose kernel fails its test says Bye and never offers', async () =>
   assert.equal(client.status().state, 'CLOSED');
   assert.match(client.status().reason, /wrong hash/);
   assert.ok(!relay.heard.some(offer));
+});
+
+test('a kernel that cannot be loaded for the moment is asked for again', async () => {
+  const { relay, client, kernel } = await node();
+  let tries = 0;
+  client.options.loadKernel = async () => {
+    tries += 1;
+    if (tries === 1) throw new Unreachable('status 502');
+    return kernel;
+  };
+  client.start();
+  await relay.hear(offer);
+  assert.equal(tries, 2);
+  client.leave('done');
 });
 
 test('bytes that are not the slice are refused and fetched again', async () => {

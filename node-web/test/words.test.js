@@ -21,7 +21,7 @@ const say = (status) => words(/** @type {any} */ ({ reason: '', wanted: 0, loade
 test('bytes and counts keep three digits and never round up to a record', () => {
   assert.deepEqual([0, 999, 1000, 352_512, 33_841_152, 5e9].map(bytes), ['0 B', '999 B', '1.0 kB', '353 kB', '33.8 MB', '5.0 GB']);
   assert.deepEqual([0, 1234, 99_999, 199_999, 1_999_999].map(count), ['0', '1,234', '99,999', '199k', '1.99M']);
-  assert.deepEqual([null, 0.42, 7, 250].map(milliseconds), ['–', '0.42 ms', '7.0 ms', '250 ms']);
+  assert.deepEqual([null, 0.1, 0.42, 7, 250].map(milliseconds), ['–', 'at most 0.1 ms', '0.42 ms', '7.0 ms', '250 ms']);
   assert.deepEqual([plural(1, 'layer'), plural(2, 'layer')], ['1 layer', '2 layers']);
 });
 

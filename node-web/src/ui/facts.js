@@ -32,7 +32,9 @@ export class FactsPanel {
 
   /** @param {Status|null} status @param {Surroundings} around */
   show(status, around) {
-    const facts = [...kernelFacts(status), ...storeFacts(status), ...powerFacts(this.device, around, status !== null)];
+    const running = status !== null && status.state !== 'CLOSED';
+    const facts = [...kernelFacts(status), ...storeFacts(status), ...powerFacts(this.device, around, running)];
+    if ((status?.state === 'ASSIGNED' || status?.state === 'GREETED') && status.lastFault) facts.push(['warn', `Last difficulty: ${status.lastFault}`]);
     const text = JSON.stringify(facts);
     if (text === this.shown) return;
     this.shown = text;

@@ -20,6 +20,7 @@ export function bytes(value) {
 /** @param {number|null} value @returns {string} */
 export function milliseconds(value) {
   if (value === null) return '–';
+  if (value <= 0.1) return 'at most 0.1 ms'; // browsers do not let pages measure finer
   return `${value >= 100 ? Math.round(value) : value.toPrecision(2)} ms`;
 }
 

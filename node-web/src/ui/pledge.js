@@ -5,13 +5,18 @@ import { recall, remember } from '../identity.js';
 import { element, make } from './dom.js';
 
 const KEY = 'pledge-mb';
+const UNFINISHED = 'loading';
 
 export class PledgePanel {
   /** @param {import('../device.js').Device} device */
   constructor(device) {
     const { choicesMb, proposedMb } = pledges(device);
     const known = Number(recall(KEY));
-    const chosen = choicesMb.includes(known) ? known : proposedMb;
+    let chosen = choicesMb.includes(known) ? known : proposedMb;
+    // A page that ends while loading, without a word, was probably ended for its memory: lend less this time.
+    this.reduced = recall(UNFINISHED) === '1' && chosen > choicesMb[0];
+    if (this.reduced) chosen = choicesMb[choicesMb.indexOf(chosen) - 1];
+    remember(UNFINISHED, '0');
     this.choices = element('choices');
     for (const mb of choicesMb) {
       const label = make('label');
@@ -23,6 +28,12 @@ export class PledgePanel {
       label.append(input, make('span', mb < 1000 ? `${mb} MB` : `${mb / 1000} GB`));
       this.choices.append(label);
     }
+  }
+
+  /** Note whether model parts are being loaded, for the next visit to know. @param {boolean} loading */
+  mark(loading) {
+    const text = loading ? '1' : '0';
+    if (recall(UNFINISHED) !== text) remember(UNFINISHED, text);
   }
 
   /** @returns {number} */
