@@ -1,5 +1,6 @@
 // Resolve ggml's functions, pick the struct layout of its backend API version, and check both at run time.
 
+#define _GNU_SOURCE  // dladdr
 #include "abi.h"
 
 #include <dlfcn.h>
@@ -12,18 +13,33 @@ struct abi_ops ops;
 const struct abi_layout *layout;
 
 // One row per backend API version. Words count from 0; see ggml-backend-impl.h of that version.
+#define BUFFER                                                                                              \
+    {.free_buffer = 0, .get_base = 1, .init_tensor = 2, .memset_tensor = 3, .set_tensor = 4, .get_tensor = 5, \
+     .clear = 9, .buft = 11, .context = 12, .size = 13, .usage = 14}
+#define BACKEND                                                                                              \
+    {.guid = 0, .get_name = 1, .free = 2, .graph_compute = 13, .graph_optimize = 16, .device = 17, .words = 19}
+#define DEVICE                                                                                         \
+    {.get_name = 0, .get_description = 1, .get_memory = 2, .get_type = 3, .get_props = 4,               \
+     .init_backend = 5, .get_buffer_type = 6, .supports_op = 9, .supports_buft = 10, .registry = 15,    \
+     .words = 17}
+#define REGISTRY {.get_name = 1, .get_device_count = 2, .get_device = 3, .words = 6}
+
 static const struct abi_layout LAYOUTS[] = {
     {
-        .api_version = 3,  // ggml 0.26: alloc_buffer_n and get_alloc_size_n stand among the older calls
+        .api_version = 2,  // ggml 0.24; tried with xllamacpp 2026.9.11063
+        .buft = {.get_name = 0, .alloc_buffer = 1, .get_alignment = 2, .is_host = 5, .device = 6, .words = 8},
+        .buffer = BUFFER,
+        .backend = BACKEND,
+        .device = DEVICE,
+        .registry = REGISTRY,
+    },
+    {
+        .api_version = 3,  // ggml 0.26, the pinned one: alloc_buffer_n, get_alloc_size_n among the older calls
         .buft = {.get_name = 0, .alloc_buffer = 1, .get_alignment = 3, .is_host = 7, .device = 8, .words = 10},
-        .buffer = {.free_buffer = 0, .get_base = 1, .init_tensor = 2, .memset_tensor = 3, .set_tensor = 4,
-                   .get_tensor = 5, .clear = 9, .buft = 11, .context = 12, .size = 13, .usage = 14},
-        .backend = {.guid = 0, .get_name = 1, .free = 2, .graph_compute = 13, .graph_optimize = 16,
-                    .device = 17, .words = 19},
-        .device = {.get_name = 0, .get_description = 1, .get_memory = 2, .get_type = 3, .get_props = 4,
-                   .init_backend = 5, .get_buffer_type = 6, .supports_op = 9, .supports_buft = 10,
-                   .registry = 15, .words = 17},
-        .registry = {.get_name = 1, .get_device_count = 2, .get_device = 3, .words = 6},
+        .buffer = BUFFER,
+        .backend = BACKEND,
+        .device = DEVICE,
+        .registry = REGISTRY,
     },
 };
 
@@ -129,13 +145,30 @@ typedef bool (*bool_call)(void *);
 typedef int (*int_call)(void *);
 #define CALL(kind, object, index) ((kind)abi_word(object, index))(object)
 
+// Is this word the address of something in the library? Asked before anything is called.
+static bool in_library(const void *object, int index)
+{
+    Dl_info word, library;
+    void *known;
+    memcpy(&known, &lib.ggml_init, sizeof known);
+    return abi_word(object, index) && dladdr(abi_word(object, index), &word) && dladdr(known, &library) &&
+           word.dli_fbase == library.dli_fbase;
+}
+
 static int compare_with_cpu(void *registry, void *device)
 {
     const struct abi_layout *l = layout;
+    EXPECT(in_library(registry, l->registry.get_name) && in_library(registry, l->registry.get_device_count) &&
+           in_library(registry, l->registry.get_device));
     EXPECT(CALL(name_call, registry, l->registry.get_name) == lib.ggml_backend_reg_name(registry));
     EXPECT(CALL(size_call, registry, l->registry.get_device_count) == lib.ggml_backend_reg_dev_count(registry));
 
     EXPECT(abi_word(device, l->device.registry) == lib.ggml_backend_dev_backend_reg(device));
+    EXPECT(in_library(device, l->device.get_name) && in_library(device, l->device.get_description) &&
+           in_library(device, l->device.get_memory) && in_library(device, l->device.get_type) &&
+           in_library(device, l->device.get_props) && in_library(device, l->device.init_backend) &&
+           in_library(device, l->device.get_buffer_type) && in_library(device, l->device.supports_op) &&
+           in_library(device, l->device.supports_buft));
     EXPECT(CALL(name_call, device, l->device.get_name) == lib.ggml_backend_dev_name(device));
     EXPECT(CALL(name_call, device, l->device.get_description) == lib.ggml_backend_dev_description(device));
     EXPECT(CALL(int_call, device, l->device.get_type) == lib.ggml_backend_dev_type(device));
@@ -143,6 +176,8 @@ static int compare_with_cpu(void *registry, void *device)
     EXPECT(CALL(pointer_call, device, l->device.get_buffer_type) == buft);
     EXPECT(((bool (*)(void *, void *))abi_word(device, l->device.supports_buft))(device, buft));
 
+    EXPECT(in_library(buft, l->buft.get_name) && in_library(buft, l->buft.alloc_buffer) &&
+           in_library(buft, l->buft.get_alignment) && in_library(buft, l->buft.is_host));
     EXPECT(CALL(name_call, buft, l->buft.get_name) == lib.ggml_backend_buft_name(buft));
     EXPECT(CALL(size_call, buft, l->buft.get_alignment) == lib.ggml_backend_buft_get_alignment(buft));
     EXPECT(CALL(bool_call, buft, l->buft.is_host) && lib.ggml_backend_buft_is_host(buft));
@@ -151,18 +186,21 @@ static int compare_with_cpu(void *registry, void *device)
     void *buffer = lib.ggml_backend_buft_alloc_buffer(buft, 4096);
     EXPECT(buffer);
     lib.ggml_backend_buffer_set_usage(buffer, ABI_USAGE_COMPUTE);
+    EXPECT(in_library(buffer, l->buffer.free_buffer) && in_library(buffer, l->buffer.get_base) &&
+           in_library(buffer, l->buffer.memset_tensor) && in_library(buffer, l->buffer.set_tensor) &&
+           in_library(buffer, l->buffer.get_tensor) && in_library(buffer, l->buffer.clear));
     EXPECT(CALL(pointer_call, buffer, l->buffer.get_base) == lib.ggml_backend_buffer_get_base(buffer));
     EXPECT(abi_word(buffer, l->buffer.buft) == buft);
     EXPECT((size_t)abi_word(buffer, l->buffer.size) == lib.ggml_backend_buffer_get_size(buffer));
     EXPECT((int)(intptr_t)abi_word(buffer, l->buffer.usage) == ABI_USAGE_COMPUTE);
-    EXPECT(abi_word(buffer, l->buffer.set_tensor) && abi_word(buffer, l->buffer.clear));
     lib.ggml_backend_buffer_free(buffer);
 
     void *backend = lib.ggml_backend_dev_init(device, NULL);
     EXPECT(backend);
+    EXPECT(in_library(backend, l->backend.get_name) && in_library(backend, l->backend.free) &&
+           in_library(backend, l->backend.graph_compute));
     EXPECT(abi_word(backend, l->backend.device) == device);
     EXPECT(CALL(name_call, backend, l->backend.get_name) == lib.ggml_backend_name(backend));
-    EXPECT(abi_word(backend, l->backend.graph_compute));
     lib.ggml_backend_free(backend);
     return 0;
 }
@@ -180,9 +218,8 @@ int abi_open(const char *library_path, char *why, size_t why_size)
     for (size_t i = 0; i < sizeof LAYOUTS / sizeof *LAYOUTS; i++)
         if (LAYOUTS[i].api_version == version) layout = &LAYOUTS[i];
     if (!layout)
-        return fail("ggml backend API version %d is unknown to this device (known: %d); "
-                    "install the pinned xllamacpp or add a row to abi.c",
-                    version, LAYOUTS[0].api_version);
+        return fail("ggml backend API version %d is unknown to this device; "
+                    "install the pinned xllamacpp or add a row to abi.c", version);
     if (compare_with_cpu(registry, lib.ggml_backend_reg_dev_get(registry, 0))) return -1;
 
     context_p ctx = lib.ggml_init((struct ggml_init_params){.mem_size = 1 << 20, .no_alloc = true});
