@@ -33,7 +33,7 @@ class Connection:
         "outbox",
         "session",
         "session_token",
-        "stuck",
+        "slow",
         "writing_since",
     )
 
@@ -44,7 +44,7 @@ class Connection:
         self.session_token = ""
         self.closing: asyncio.Task[None] | None = None
         self.connected_at = monotonic()
-        self.stuck = False  # a sender waited for room in vain; until it drains, nobody waits again
+        self.slow = False  # somebody had to wait for room; until half of it is free, no shared sender waits
         self.writing_since: float | None = None  # the socket has not taken a message since then
         self._send = send
         self._open = True
@@ -63,17 +63,22 @@ class Connection:
         self.flush()
         return True
 
-    async def wait_for_room(self, size_bytes: int, timeout_s: float) -> bool:
-        """Wait until the outbox takes this many bytes; False when it did not in time, or did not before."""
-        if self.stuck:
+    async def wait_for_room(self, size_bytes: int, timeout_s: float, shared: bool) -> bool:
+        """
+        Wait until the outbox takes this many bytes; False when it did not in time.
+
+        A `shared` sender has other receivers, whose frames wait behind this one: it waits once, and not again
+        before this receiver has caught up. Any other sender harms only itself by waiting.
+        """
+        if self.slow and shared:
             return False
+        self.slow = True
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.outbox.room_for(size_bytes):
                     self._drained.clear()
                     await self._drained.wait()
         except TimeoutError:
-            self.stuck = True
             return False
         return self._open
 
@@ -115,7 +120,7 @@ class Connection:
                 self.writing_since = monotonic()
                 await self._send({"type": "websocket.send", "bytes": data})
                 self.writing_since = None
-                self.stuck = self.stuck and self.outbox.bulk_bytes > self.outbox.max_bytes // 2
+                self.slow = self.slow and not self.outbox.half_empty
                 self._drained.set()
         except (OSError, RuntimeError):  # the peer is gone; the reader learns it from the transport
             self.lost()

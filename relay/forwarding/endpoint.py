@@ -209,7 +209,7 @@ class Hub:
         else:
             expires_at = monotonic() + header.deadline_ms / 1000.0 if header.deadline_ms else None
             message = Waiting(data, sender.handle, header.call_id, expires_at)
-            if not target.queue(message) and not await self._queue_later(target, message):
+            if not target.queue(message) and not await self._queue_later(sender, target, message):
                 if kind is FrameType.DISPATCH:
                     self.calls.closed(target.handle, sender.handle, header.call_id)
                 self._refuse(sender, header, "overloaded", "the receiver's queue stayed full")
@@ -218,9 +218,11 @@ class Hub:
         frames.inc()
         size_bytes.inc(len(data))
 
-    async def _queue_later(self, target: Connection, message: Waiting) -> bool:
-        """Hold the sender back until its frame fits, bounded; what it sent before waits in its socket."""
-        if not await target.wait_for_room(len(message.data), self.config.backpressure_s):
+    async def _queue_later(self, sender: Connection, target: Connection, message: Waiting) -> bool:
+        """Hold the sender back until its frame fits, bounded; what else it sends waits in its socket."""
+        backbone = self.pool.backbones.get(sender.handle)
+        shared = backbone is not None and len(backbone.nodes) > 1
+        if not await target.wait_for_room(len(message.data), self.config.backpressure_s, shared):
             return False
         return target.queue(message)
 
@@ -246,7 +248,8 @@ class Hub:
                 self._handle(connection, event)
 
     def _finish(self, connection: Connection, code: int, reason: str) -> None:
-        self._metrics.sessions_closed.labels(str(code)).inc()
+        known = code in CloseCode  # peers may say any number: no label for each
+        self._metrics.sessions_closed.labels(str(code) if known else "other").inc()
         connection.flush()
         connection.closing = asyncio.create_task(connection.finish(code, reason))
         self._closing.add(connection.closing)
@@ -260,12 +263,7 @@ class Hub:
         if hello is not None and self._by_session_token.pop(connection.session_token, None) is not None:
             self._by_id.pop(hello.id, None)
             self._metrics.sessions.labels(hello.role).dec()
-        for call in self.calls.node_left(connection.handle):
-            backbone = self._connections.get(call.backbone)
-            if backbone is not None and backbone.ready:
-                failure = Failure("gone", "the node left before it answered", "return")
-                backbone.session.send_failure(connection.handle, call.call_id, call.epoch, failure)
-                backbone.flush()
+        self._fail_calls(connection.handle, "the node left before it answered")
         self.calls.backbone_left(connection.handle)
         is_backbone = connection.handle in self.pool.backbones
         self.pool.remove(connection.handle)
@@ -273,6 +271,15 @@ class Hub:
             self.on_backbones_changed()
         if self.pool.unsettled:
             self._settle_soon()
+
+    def _fail_calls(self, node: int, why: str) -> None:
+        """Tell backbones at once that a node will not answer, instead of letting their deadlines tell."""
+        for call in self.calls.node_left(node):
+            backbone = self._connections.get(call.backbone)
+            if backbone is not None and backbone.ready:
+                failure = Failure("gone", why, "return")
+                backbone.session.send_failure(node, call.call_id, call.epoch, failure)
+                backbone.flush()
 
     # -- time
 
@@ -282,8 +289,12 @@ class Hub:
 
     def _settle(self) -> None:
         self._settling = None
+        before = {node.handle: node.backbone for node in self.pool.nodes.values()}
         with self._metrics.settle_seconds.time():
             told = self.pool.settle()
+        for node in self.pool.nodes.values():
+            if node.backbone != before[node.handle]:
+                self._fail_calls(node.handle, "the node works for another backbone now")
         for item in told:
             connection = self._connections.get(item.handle)
             if connection is None or not connection.ready:

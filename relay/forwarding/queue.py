@@ -45,6 +45,11 @@ class Outbox:
     def size_bytes(self) -> int:
         return self.bulk_bytes + self.control_bytes
 
+    @property
+    def half_empty(self) -> bool:
+        """Whether half of the room for bulk is free again."""
+        return self.bulk_bytes * 2 <= self.max_bytes and len(self._bulk) * 2 <= self.max_frames
+
     def room_for(self, size_bytes: int) -> bool:
         """Whether one more bulk message fits; an empty queue takes any."""
         if not self._bulk:

@@ -62,7 +62,7 @@ class QuantisedRows:
     block: int
 
     def dequantise(self) -> Float32Array:
-        """Return what the ints stand for, float32 [num_tokens, hidden_dim]; infinite where that is too much."""
+        """Return what the ints stand for, float32 [num_tokens, hidden_dim]; infinite beyond its range."""
         num_tokens, hidden_dim = self.ints.shape
         blocks = self.ints.reshape(num_tokens, -1, self.block).astype(np.float32)
         with np.errstate(over="ignore"):

@@ -186,6 +186,26 @@ def test_node_may_not_be_called_by_a_backbone_it_is_not_paired_with() -> None:
     run(test)
 
 
+def test_sender_hears_at_once_when_its_node_goes_to_another_backbone() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Backbone(relay) as backbone:
+            await backbone.register()
+            nodes = [await serving(relay, n) for n in (1, 2)]
+            peers = await backbone.nodes(2)
+            for call_id, peer in enumerate(peers.values(), start=1):
+                await backbone.call(peer, call_id)
+            for node in nodes:
+                await node.expect(DispatchReceived)
+            async with Backbone(relay, number=1002) as other:
+                await other.register()
+                failure = await backbone.expect(FailureReceived)
+                assert failure.failure.message == "the node works for another backbone now"
+                for node in nodes:
+                    await node.stop()
+
+    run(test)
+
+
 def test_failure_and_cancel_reach_the_other_end() -> None:
     async def test() -> None:
         async with RelayServer(CONFIG) as relay, Backbone(relay) as backbone:
@@ -233,6 +253,43 @@ def test_receiver_that_never_reads_is_bounded_and_harms_no_other_pair() -> None:
                 await backbone.expect(PartialReceived)
             assert asyncio.get_running_loop().time() - started < 2.0
             for node in nodes.values():
+                await node.stop()
+
+    run(test)
+
+
+def test_receiver_that_reads_slowly_holds_its_own_sender_back_and_no_other_pair() -> None:
+    async def test() -> None:
+        config = replace(CONFIG, queue_bytes=1 << 20, backpressure_s=1.0)
+        async with RelayServer(config) as relay, Backbone(relay) as backbone:
+            await backbone.register()
+            slow = await serving(relay, 1)
+            (peer,) = (await backbone.nodes(1)).values()
+
+            async def read_slowly() -> None:
+                while True:
+                    slow.socket.transport.pause_reading()
+                    await asyncio.sleep(0.02)
+                    slow.socket.transport.resume_reading()
+                    await asyncio.sleep(0.002)
+
+            reading = asyncio.create_task(read_slowly())
+            x = bytes(4 * 50_000)
+            for call_id in range(1, 60):  # alone with its node, the sender is held back and nothing is lost
+                await backbone.call(peer, call_id, x)
+            await slow.expect(DispatchReceived, lambda call: call.call_id == 59)
+            assert sum(isinstance(event, DispatchReceived) for event in slow.seen) == 58
+
+            quick = await serving(relay, 2)
+            quick_peer = (await backbone.nodes(2))[quick.hello.id]
+            for call_id in range(100, 160):
+                await backbone.call(peer, call_id, x)
+            started = asyncio.get_running_loop().time()
+            await backbone.call(quick_peer, 7)
+            await quick.expect(DispatchReceived)
+            assert asyncio.get_running_loop().time() - started < 2.0
+            reading.cancel()
+            for node in (slow, quick):
                 await node.stop()
 
     run(test)
