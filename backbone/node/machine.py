@@ -193,6 +193,11 @@ class NodeMachine:
         """The slices we shall hold, in the order of fetching."""
         return tuple(self._wanted)
 
+    @property
+    def running(self) -> int:
+        """Calls in the kernel now."""
+        return len(self._running)
+
     def layer(self, number: int) -> AssignedLayer:
         """An assigned layer; KeyError when it is none."""
         return self._layers[number]

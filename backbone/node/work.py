@@ -15,7 +15,6 @@ from backbone.experts.native import (
     PackedExpert,
 )
 from backbone.model.formula import Formula
-from relay.wire.errors import RemoteProtocolError
 from relay.wire.messages import AssignLayer, Dispatch, Partial
 from relay.wire.tensors import Grid, XEncoding, encode_x, row_exponents
 
@@ -76,7 +75,8 @@ def answer(
     the GIL; never raises for anything a peer may send.
     """
     started = perf_counter()
-    index = np.searchsorted(numbers, dispatch.experts).astype(np.uint16)
+    at = {number: index for index, number in enumerate(numbers)}
+    index = np.array([at[number] for number in dispatch.experts.tolist()], np.uint16)
     try:
         sums = kernel.answer(
             work.formula,
@@ -91,12 +91,11 @@ def answer(
             index,
             dispatch.weights,
         )
+        widths, data = kernel.encode_partial(sums, dispatch.grid)
     except KernelError as exc:
         return Refused(_code(exc), str(exc)[:500])
-    except RemoteProtocolError as exc:
-        return Refused("bad_frame", str(exc)[:500])
     compute_us = int((perf_counter() - started) * 1e6)
-    return Partial.from_sums(work.layer, sums, dispatch.grid, compute_us)
+    return Partial(work.layer, dispatch.hidden_dim, dispatch.grid, compute_us, widths, data)
 
 
 def _code(exc: KernelError) -> str:

@@ -182,7 +182,7 @@ async def test_tab_that_crashes_while_loading_lends_less_next_time(
     tab = await Tab.open(context, relay.url)
     assert (await assign(relay)).memory_bytes == 512_000_000
     await tab.wait_for(state="assigned")
-    assert "503" in await tab.text("#facts")
+    await tab.until_text("#facts", "503")
     crashed = asyncio.Event()
     tab.page.on("crash", lambda _: crashed.set())
     crash = asyncio.ensure_future(tab.page.goto("chrome://crash"))

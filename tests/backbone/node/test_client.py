@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backbone.experts.native import KernelFault, NativeKernel
-from backbone.node.client import ClientConfig, NodeClient
+from backbone.node.client import INLINE_BYTES, ClientConfig, NodeClient
 from backbone.node.machine import State
 from relay.wire import messages
 from relay.wire.frames import Frame, FrameType
@@ -222,3 +222,20 @@ async def test_node_does_not_serve_a_formula_it_does_not_know() -> None:
             lambda session: session.send_assign(messages.Assign(1, 9, MODEL.manifest.model, layers))
         )
         await ready(relay, {1: [0]})
+
+
+async def test_large_call_is_computed_in_a_thread_while_the_loop_goes_on() -> None:
+    """Enough weights that the node must not hold up its loop: the Cancel behind the call is seen in time."""
+    async with FakeRelay(MODEL.by_id) as relay, node(relay) as client:
+        await serving(relay)
+        rows = [[0, 1, 2, 3]] * 3000
+        assert 4 * len(rows) * MODEL.formula.slice_bytes > INLINE_BYTES
+        big = MODEL.dispatch(0, rows)
+        await relay.dispatch(1, big)
+        await relay.send(Frame(FrameType.CANCEL, b"", 9, 1, 1))
+        await relay.dispatch(2, MODEL.dispatch(0, [[1]]))
+        assert (await relay.hear_call()).call_id == 2
+        assert client.machine.counters.cancelled == 1
+        await relay.dispatch(3, big)
+        frame = await relay.hear_call()
+        assert np.array_equal(partial_of(frame).sums(), MODEL.answer(KERNEL, big))
