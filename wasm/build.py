@@ -27,7 +27,8 @@ COMMON = (
     "-std=c11 -O3 -ffp-contract=off -fno-fast-math -fno-sanitize=all -fvisibility=hidden -g0 "
     "-Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Werror"
 ).split()
-NATIVE = ["-shared", "-fPIC", "-s"]
+# Windows wants the export named on every declaration; ours stands on the definition.
+NATIVE = ["-shared", "-s", *(["-Wno-dll-attribute-on-redeclaration"] if os.name == "nt" else ["-fPIC"])]
 WASM = (
     "-target wasm32-freestanding -mcpu=generic+simd128+bulk_memory+sign_ext+nontrapping_fptoint -nostdlib "
     "-Wl,--no-entry -Wl,--export=__heap_base -Wl,-z,stack-size=65536 -s"

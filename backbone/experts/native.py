@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backbone.model.formula import ACTIVATIONS, WEIGHT_POSITIONS, Formula
+from backbone.model.formula import Formula
 
 type Buffer = bytes | bytearray | memoryview
 type Int64Array = npt.NDArray[np.int64]
@@ -31,10 +31,14 @@ type Float32Array = npt.NDArray[np.float32]
 
 BUILT = Path(__file__).resolve().parent.parent / "_built"
 ABI_VERSION = 1
+ACTIVATION_NUMBERS = {"silu": 0, "gelu": 1, "relu": 2, "relu2": 3, "swiglu_oai": 4}  # enum expert_activation
+WEIGHT_POSITION_NUMBERS = {"after": 0, "before": 1}  # enum expert_weight_position
 SELF_TEST_ROWS = 7  # has a tile of every size
 ALIGN = 64
 _ARM = platform.machine().lower() in ("arm64", "aarch64")
-NATIVE_BUILDS = ("scalar", "neon") if _ARM else ("scalar", "sse41", "avx2")  # worst first, by expert_cpu_level()
+NATIVE_BUILDS = (
+    ("scalar", "neon") if _ARM else ("scalar", "sse41", "avx2")
+)  # worst first, by expert_cpu_level()
 
 
 class KernelError(Exception):
@@ -265,12 +269,13 @@ class NativeKernel:
         if (known := self._formulas.get(formula)) is not None:
             return known
         gate_type = -1 if formula.gate_type is None else formula.gate_type
-        if formula.activation not in ACTIVATIONS or formula.weight_position not in WEIGHT_POSITIONS:
-            raise NotSupported(-5, f"activation {formula.activation}")
+        activation = ACTIVATION_NUMBERS.get(formula.activation)
+        position = WEIGHT_POSITION_NUMBERS.get(formula.weight_position)
+        if activation is None or position is None:
+            raise NotSupported(-5, f"activation {formula.activation}, weight {formula.weight_position}")
         c_formula = _CFormula(
             formula.hidden_dim, formula.expert_dim, gate_type, formula.up_type, formula.down_type,
-            ACTIVATIONS.index(formula.activation), int(formula.weight_position == "before"),
-            int(formula.biased), formula.alpha, formula.limit,
+            activation, position, int(formula.biased), formula.alpha, formula.limit,
         )  # fmt: skip
         slice_bytes = self._lib.expert_slice_bytes(ctypes.byref(c_formula))
         _raise(slice_bytes, f"formula {formula}")

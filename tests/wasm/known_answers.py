@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from backbone.experts import reference
 from backbone.model.formula import FORMATS, Formula
-from relay.wire.tensors import XEncoding, encode_x, row_exponents
+from relay.wire.tensors import Grid, XEncoding, encode_partial, encode_x, row_exponents
 
 ROOT = Path(__file__).resolve().parents[2]
 HASHES = ROOT / "wasm" / "hashes.txt"
@@ -71,7 +71,16 @@ class KnownCase:
         return hashlib.sha256(b"".join(hashlib.sha256(p.tobytes()).digest() for p in parts)).hexdigest()
 
 
-def dispatch(formula, slices, x, x_seen, picks, weights, layer_exponents, bits):  # type: ignore[no-untyped-def]
+def dispatch(
+    formula: Formula,
+    slices: list[npt.NDArray[np.uint8]],
+    x: npt.NDArray[np.float32],
+    x_seen: npt.NDArray[np.float32],
+    picks: npt.NDArray[np.uint16],
+    weights: npt.NDArray[np.float32],
+    layer_exponents: int | npt.NDArray[np.int32],
+    bits: int,
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """Give (p, sums) of a whole dispatch from the reference; x_seen is x as it arrives."""
     exponents = row_exponents(x)
     outputs = np.empty((len(picks), formula.hidden_dim), np.float32)
@@ -140,14 +149,12 @@ def vectors() -> str:
                 "sums_x16": [str(n) for n in case.sums[1].ravel()],
             }
         )
-    partials = partial_vectors()
-    note = "written by python -m tests.wasm.known_answers"
-    return json.dumps({"note": note, "dispatches": cases, "partials": partials}, indent=1) + "\n"
+    note = json.dumps("written by python -m tests.wasm.known_answers")
+    dispatches, partials = ((",\n  ").join(map(json.dumps, part)) for part in (cases, partial_vectors()))
+    return f'{{"note": {note},\n "dispatches": [\n  {dispatches}],\n "partials": [\n  {partials}]}}\n'
 
 
 def partial_vectors() -> list[dict[str, object]]:
-    from relay.wire.tensors import Grid, encode_partial
-
     rows = [
         [0, 1, -1, 32767, -32768],
         [0, 1, -1, 32768, 0],

@@ -1,0 +1,80 @@
+"""What has to be written down twice is the same in both places."""
+
+import re
+
+import pytest
+
+from backbone.experts import native, reference
+from backbone.model.formula import ACTIVATIONS, FORMATS, WEIGHT_POSITIONS
+from tests.wasm.calls import ROOT
+
+HEADER = (ROOT / "wasm" / "expert.h").read_text()
+CONTRACT = (ROOT / "wasm" / "CONTRACT.md").read_text()
+WASM_JS = (ROOT / "node-web" / "src" / "kernels" / "wasm.js").read_text()
+
+
+def struct_fields(name: str) -> list[str]:
+    body = re.search(rf"typedef struct {{([^}}]*)}} {name};", HEADER)
+    assert body is not None
+    code = re.sub(r"//.*", "", body[1])
+    return re.findall(r"(\w+)(?=\s*[,;])", code)
+
+
+def test_the_call_has_the_words_of_the_header() -> None:
+    assert tuple(struct_fields("ExpertCall")) == native._CALL_WORDS
+    assert f"CALL_WORDS = {len(native._CALL_WORDS)};" in WASM_JS
+
+
+def test_the_formula_has_the_fields_of_the_header() -> None:
+    fields = struct_fields("ExpertFormula")
+    assert fields == [field[0] for field in native._CFormula._fields_]
+    assert f"FORMULA_BYTES = {4 * len(fields)};" in WASM_JS
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("expert_activation", ACTIVATIONS), ("expert_weight_position", WEIGHT_POSITIONS)]
+)
+def test_numbers_of_words_are_those_of_the_header(name: str, words: tuple[str, ...]) -> None:
+    body = re.search(rf"enum {name} {{(.*?)}};", HEADER, re.S)
+    assert body is not None
+    in_c = [word.lower() for word in re.findall(r"EXPERT_(?:WEIGHT_)?(\w+)", body[1])]
+    assert sorted(in_c) == sorted(words)
+    numbers = native.ACTIVATION_NUMBERS if name == "expert_activation" else native.WEIGHT_POSITION_NUMBERS
+    assert numbers == {word: in_c.index(word) for word in words}
+    assert str(in_c) in WASM_JS
+
+
+def test_every_error_of_the_header_has_words_in_python_and_js() -> None:
+    codes = {int(code) for code in re.findall(r"EXPERT_\w+\s*=\s*(-\d+),", HEADER)}
+    assert codes == set(native._MEANINGS)
+    assert codes == {int(code) for code in re.findall(r"\[(-\d+)\]: \[", WASM_JS)}
+
+
+def test_versions_agree() -> None:
+    version = re.search(r"EXPERT_ABI_VERSION = (\d+)", HEADER)
+    assert version is not None
+    assert int(version[1]) == native.ABI_VERSION
+    assert f"ABI_VERSION = {version[1]};" in WASM_JS
+
+
+def test_every_constant_of_exp_is_the_same_in_c_numpy_and_contract() -> None:
+    hexadecimal = r"-?0x[0-9a-f.]+p[+-]?\d+"
+    code = (ROOT / "wasm" / "expert.c").read_text()
+    in_c = code[code.index("float exp_poly") : code.index("float silu")]
+    constants = {float.fromhex(text) for text in re.findall(hexadecimal, in_c)} - {1.5 * 2.0**23}
+    section = CONTRACT[CONTRACT.index("exp(x):") : CONTRACT.index("exp = (")]
+    assert {float.fromhex(text) for text in re.findall(hexadecimal, section)} == constants
+    python = (ROOT / "backbone" / "experts" / "reference.py").read_text()
+    body = python[python.index("def exp(") : python.index("def silu(")]
+    assert {float.fromhex(text) for text in re.findall(hexadecimal, body)} == constants
+
+
+def test_formats_have_one_layout() -> None:
+    for ggml_type, (block, block_bytes) in reference.ROW_BYTES.items():
+        assert (FORMATS[ggml_type].block, FORMATS[ggml_type].block_bytes) == (block, block_bytes)
+        name = FORMATS[ggml_type].name.lower()
+        source = (ROOT / "wasm" / "formats" / f"{name}.c").read_text()
+        names = dict(re.findall(r"(COLS|BYTES) = (\d+)", source))
+        entry = re.search(rf"expert_{name} = {{\s*(\w+),\s*(\w+),\s*(\w+),", source)
+        assert entry is not None
+        assert [int(names.get(word, word)) for word in entry.groups()] == [ggml_type, block, block_bytes]
