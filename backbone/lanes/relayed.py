@@ -93,6 +93,7 @@ class RelayedLane:
         self._session: BackboneSession | None = None
         self._socket: ClientSocket | None = None
         self._closed: asyncio.Future[Closed]
+        self._http: httpx.AsyncClient  # kept: making one reads all of the system's certificates
         self._timer: asyncio.TimerHandle | None = None
         self._uploads: set[asyncio.Task[None]] = set()
         self._upload_slots = asyncio.Semaphore(UPLOADS_AT_ONCE)
@@ -116,6 +117,7 @@ class RelayedLane:
     async def run(self) -> None:
         """Keep the lane up until cancelled; says Bye then."""
         attempt = 0
+        self._http = httpx.AsyncClient(base_url=self.relay_url, timeout=UPLOAD_TIMEOUT_S, trust_env=False)
         try:
             while True:
                 welcomed, closed = await self._one_session()
@@ -136,6 +138,7 @@ class RelayedLane:
             for task in self._uploads:
                 task.cancel()
             await asyncio.gather(*self._uploads, return_exceptions=True)
+            await self._http.aclose()
 
     async def _one_session(self) -> tuple[bool, Closed]:
         """Connect and serve one session to its end; say whether the relay ever welcomed us."""
@@ -236,10 +239,8 @@ class RelayedLane:
                 log.warning("the relay wants slice %s, which this model does not have", slice_id[:12])
                 return
             headers = {"authorization": f"Bearer {token}", "content-type": "application/octet-stream"}
-            url = f"{self.relay_url}/slices/{slice_id}"
             try:
-                async with httpx.AsyncClient(timeout=UPLOAD_TIMEOUT_S, trust_env=False) as client:
-                    answer = await client.put(url, content=data, headers=headers)
+                answer = await self._http.put(f"/slices/{slice_id}", content=data, headers=headers)
                 if answer.status_code >= 400:
                     log.warning("the relay refused slice %s: %s", slice_id[:12], answer.text[:200])
             except httpx.HTTPError as exc:
