@@ -1,1 +1,1 @@
-"""The backbone: everything of a model but its routed experts, and the dispatcher that lets the swarm compute those."""
+"""The backbone: all of a model but its routed experts, and the dispatcher that lets a swarm compute those."""

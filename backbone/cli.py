@@ -1,4 +1,4 @@
-"""`backbone serve`: arguments and environment -> Config -> run. `backbone demo-model`: make or find the demo model."""
+"""`backbone serve`: arguments and environment -> Config -> run. `backbone demo-model`: make the demo model."""
 
 import argparse
 import asyncio

@@ -1,8 +1,8 @@
 """
 What one layer call costs beyond its arithmetic, on loopback: the floor to which a path adds its delay.
 
-The baseline is the kernel alone on the same experts, in this process and run. Then the codecs of both ends, the
-dispatcher with local experts, and the whole way: dispatcher, relay (a process), node (a process) and back.
+The baseline is the kernel alone on the same experts, in this process and run. Then the codecs of both ends,
+the dispatcher with local experts, and the whole way: dispatcher, relay (a process), node (a process), back.
 """
 
 import asyncio
@@ -100,8 +100,8 @@ async def measure(s: Setting, num_tokens: int, runs: int) -> list[Row]:
 
     async def codecs() -> object:
         again = Dispatch(
-            0, 0, s.plan.formula.hidden_dim, encoding, Grid.X32, row_exponents(x), picks.counts, picks.experts,
-            picks.weights, encode_x(x, encoding),
+            0, 0, s.plan.formula.hidden_dim, encoding, Grid.X32, row_exponents(x), picks.counts,
+            picks.experts, picks.weights, encode_x(x, encoding),
         )  # fmt: skip
         Dispatch.from_payload(again.to_payload())
         return Partial.from_payload(Partial.from_sums(0, sums, Grid.X32, 0).to_payload()).sums()

@@ -1,9 +1,10 @@
 """
 Measure the grid: how large the experts' outputs of each layer are beside their input. Pure.
 
-CONTRACT.md "Grid": a step is 2^(row exponent + layer exponent - 31 or 15). The row exponent is taken from each
-input row; the layer exponent is a constant of the model that this module measures over a few texts. Too small a
-constant costs bytes (rows that do not fit travel wide), too large a one costs resolution; neither breaks a sum.
+CONTRACT.md "Grid": a step is 2^(row exponent + layer exponent - 31 or 15). The row exponent is taken from
+each input row; the layer exponent is a constant of the model that this module measures over a few texts. Too
+small a constant costs bytes (rows that do not fit travel wide), too large a one costs resolution; neither
+breaks a sum.
 """
 
 import numpy as np
@@ -16,11 +17,12 @@ MARGIN_X16 = 1  # one bit: unseen texts exceed it rarely, and each bit costs res
 CHANNEL_SPREAD = 12  # a channel that stayed silent is given this many bits less than the loudest
 
 TEXTS = (
-    "Water boils at one hundred degrees. In 1969 two men walked on the moon, and everyone watched it on television."
-    " The river Seine flows through Paris; its bridges are older than the city's squares.",
+    "Water boils at one hundred degrees. In 1969 two men walked on the moon, and everyone watched it on"
+    " television. The river Seine flows through Paris; its bridges are older than the city's squares.",
     "def fibonacci(n: int) -> int:\n    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)\n\n"
     "SELECT name, age FROM users WHERE age > 30 ORDER BY name LIMIT 10;\n",
-    "Es war einmal ein König, der hatte drei Töchter. «Bonjour», dit le renard. 1 + 2 = 3; 7 × 8 = 56; π ≈ 3.14159.",
+    "Es war einmal ein König, der hatte drei Töchter. «Bonjour», dit le renard. 1 + 2 = 3; 7 × 8 = 56;"
+    " π ≈ 3.14159.",
 )
 
 

@@ -1,4 +1,4 @@
-"""A real node whose last step goes wrong in a chosen way: everything up to the reply is the product's own code."""
+"""A real node whose last step goes wrong in a chosen way; up to the reply it is the product's own code."""
 
 import asyncio
 from enum import Enum
