@@ -11,21 +11,20 @@ import segno
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Route
 
 from relay import __version__, assets
 from relay.config import Config
 from relay.forwarding.endpoint import Hub
+from relay.forwarding.socket import SESSION_PATH
 from relay.metrics import Metrics
 from relay.slices.cache import SliceCache
 from relay.slices.endpoint import Slices
 
-SESSION_PATH = "/v1/session"
-
 
 def create_app(config: Config) -> Starlette:
     """
-    Return the relay as an ASGI application.
+    Return the HTTP side of the relay as an ASGI application; server.py gives its hub the sessions' sockets.
 
     `app.state` has `hub`, `backbone_token` and `cache`. Without a backbone token in `config` one is made for
     this run; without a cache folder slices go to a temporary one.
@@ -68,9 +67,12 @@ def create_app(config: Config) -> Starlette:
         headers = {"cache-control": "no-cache"}
         return Response(image.getvalue(), headers=headers, media_type="image/svg+xml")
 
+    def upgrade_needed(_: Request) -> Response:
+        return Response("sessions are WebSockets\n", 426, {"upgrade": "websocket"}, "text/plain")
+
     app = Starlette(
         routes=[
-            WebSocketRoute(SESSION_PATH, hub),
+            Route(SESSION_PATH, upgrade_needed),
             Route("/healthz", health),
             Route("/metrics", prometheus),
             Route("/status.json", status),

@@ -18,12 +18,11 @@ import uvicorn
 from relay.app import create_app
 from relay.config import Config
 from relay.forwarding.endpoint import Hub
-from relay.wire.frames import MAX_FRAME_BYTES
+from relay.forwarding.socket import ServerSocket
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096  # a swarm that reconnects at once: with asyncio's 100, SYN retries cost seconds
-WS_SLACK_BYTES = 1024  # beyond our own limit, so that a frame a little too long is refused by name (4413)
 
 
 def listen(config: Config) -> socket.socket:
@@ -96,10 +95,7 @@ class RelayServer:
                 self.app,
                 loop="none",  # whatever loop runs us
                 http="auto",
-                ws="websockets-sansio",
-                ws_max_size=MAX_FRAME_BYTES + WS_SLACK_BYTES,
-                ws_per_message_deflate=False,
-                ws_ping_interval=None,  # sessions have their own signs of life
+                ws=type("RelaySocket", (ServerSocket,), {"host": self.hub}),
                 lifespan="on",
                 log_config=None,
                 access_log=False,

@@ -1,63 +1,97 @@
 """
-Drive one WebSocket: write what its session and its outbox hold, tell senders when it has room, close it.
+Join one socket, its session and its outbox: write what they hold, tell senders when there is room.
 
-A frame is written in the turn of the event loop in which it arrived, by an eagerly started task; only a
-socket that takes no more bytes suspends that task, and then frames wait in the outbox.
+Everything is written in the turn of the event loop in which it arose; only when the network takes no more do
+frames wait in the outbox.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections import deque
+from collections.abc import Callable
 from time import monotonic
-from typing import Any
 
 from relay.forwarding.queue import Outbox, Waiting
-from relay.wire.close import CloseCode, clip_reason
+from relay.forwarding.socket import ServerSocket
+from relay.wire.close import CloseCode
 from relay.wire.session import RelaySession, State
-
-CLOSE_TIMEOUT_S = 1.0  # a receiver that takes nothing does not learn why it is closed
-
-type Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Connection:
-    """One socket with its session and its outbox. `handle` is what peers call it."""
+    """One peer. `handle` is what others call it; `on_message` and `on_lost` are the hub's."""
 
     __slots__ = (
         "_drained",
-        "_flusher",
         "_open",
-        "_send",
-        "closing",
-        "connected_at",
+        "_socket",
+        "backlog",
+        "blocked",
+        "full_since",
         "handle",
+        "on_lost",
+        "on_message",
         "outbox",
         "session",
         "session_token",
         "slow",
-        "writing_since",
     )
 
-    def __init__(self, handle: int, session: RelaySession, outbox: Outbox, send: Send) -> None:
+    def __init__(
+        self,
+        handle: int,
+        session: RelaySession,
+        outbox: Outbox,
+        socket: ServerSocket,
+        on_message: Callable[["Connection", bytes | str], None],
+        on_lost: Callable[["Connection", int, str], None],
+    ) -> None:
         self.handle = handle
         self.session = session
         self.outbox = outbox
         self.session_token = ""
-        self.closing: asyncio.Task[None] | None = None
-        self.connected_at = monotonic()
+        self.on_message = on_message
+        self.on_lost = on_lost
+        self.blocked: asyncio.Task[None] | None = (
+            None  # waits for a receiver's room; nothing is read meanwhile
+        )
+        self.backlog: deque[bytes | str] = deque()  # what came with the frame that waits
         self.slow = False  # somebody had to wait for room; until half of it is free, no shared sender waits
-        self.writing_since: float | None = None  # the socket has not taken a message since then
-        self._send = send
+        self.full_since: float | None = None  # the network has taken nothing since then
+        self._socket = socket
         self._open = True
-        self._flusher: asyncio.Task[None] | None = None
         self._drained = asyncio.Event()
+
+    @property
+    def greeted(self) -> bool:
+        """Whether this peer has been welcomed."""
+        return self.session.state in (State.OPEN, State.READY, State.DRAINING)
 
     @property
     def ready(self) -> bool:
         """Whether calls and what belongs to them may be sent to this peer."""
         return self.session.state in (State.READY, State.DRAINING)
 
+    # -- from the socket
+
+    def received(self, data: bytes | str) -> None:
+        if self.blocked is not None:
+            self.backlog.append(data)
+        else:
+            self.on_message(self, data)
+
+    def writable(self) -> None:
+        self.full_since = None
+        self.flush()
+
+    def lost(self, code: int, reason: str) -> None:
+        self._open = False
+        self.full_since = None
+        self._drained.set()
+        self.on_lost(self, code, reason)
+
+    # -- to the socket
+
     def queue(self, message: Waiting) -> bool:
-        """Queue bulk and write it if the socket is free; False when the outbox is full."""
+        """Queue bulk and write it if the network takes it; False when the outbox is full."""
         if not self.outbox.put(message):
             return False
         self.flush()
@@ -75,7 +109,7 @@ class Connection:
         self.slow = True
         try:
             async with asyncio.timeout(timeout_s):
-                while not self.outbox.room_for(size_bytes):
+                while self._open and not self.outbox.room_for(size_bytes):
                     self._drained.clear()
                     await self._drained.wait()
         except TimeoutError:
@@ -83,49 +117,33 @@ class Connection:
         return self._open
 
     def flush(self) -> None:
-        """Write what the session and the outbox hold, now or as soon as the socket takes it."""
-        for data in self.session.data_to_send():
-            if not self.outbox.put_control(data):
+        """Write what the session and the outbox hold, as far as the network takes it."""
+        for control in self.session.data_to_send():
+            if not self.outbox.put_control(control):
                 self.session.close(CloseCode.OVERLOADED, "too much waits for this peer, it does not read")
-        if self._open and len(self.outbox) and (self._flusher is None or self._flusher.done()):
-            self._flusher = asyncio.Task(self._write_all(), loop=asyncio.get_running_loop(), eager_start=True)
-
-    async def finish(self, code: int, reason: str) -> None:
-        """Write what is left, bounded, then close the socket. Idempotent."""
-        if not self._open:
+        if not self._open or not self.outbox:
             return
-        if self._flusher is not None and not self._flusher.done():
-            await asyncio.wait({self._flusher}, timeout=CLOSE_TIMEOUT_S)
-        if not self._open:
-            return
-        self.lost()
-        message = {"type": "websocket.close", "code": _sendable(code), "reason": clip_reason(reason)}
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._send(message)
-        except (OSError, RuntimeError):  # gone already (TimeoutError is an OSError)
-            pass
+        now = monotonic()
+        while not self._socket.full and (data := self.outbox.pop(now)) is not None:
+            self._socket.send(data)
+        if self._socket.full and self.full_since is None:
+            self.full_since = now
+        if self.slow:
+            self.slow = not self.outbox.half_empty
+            self._drained.set()
 
-    def lost(self) -> None:
-        """The socket is gone: write no more, and let nobody wait for room."""
+    def pause_reading(self) -> None:
+        self._socket.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._socket.resume_reading()
+
+    def close(self, code: int, reason: str) -> None:
+        """Write what the network still takes, then end the socket within a bounded time."""
+        self.flush()
         self._open = False
-        self.writing_since = None
-        if self._flusher is not None and self._flusher is not asyncio.current_task():
-            self._flusher.cancel()
+        self.full_since = None
         self._drained.set()
-
-    async def _write_all(self) -> None:
-        try:
-            while self._open and (data := self.outbox.pop(monotonic())) is not None:
-                self.writing_since = monotonic()
-                await self._send({"type": "websocket.send", "bytes": data})
-                self.writing_since = None
-                self.slow = self.slow and not self.outbox.half_empty
-                self._drained.set()
-        except (OSError, RuntimeError):  # the peer is gone; the reader learns it from the transport
-            self.lost()
-
-
-def _sendable(code: int) -> int:
-    """Return the code, or 1000 for one that must not stand in a close frame (RFC 6455 section 7.4)."""
-    return code if code in (CloseCode.NORMAL, CloseCode.GOING_AWAY) or 3000 <= code <= 4999 else 1000
+        if self.blocked is not None:
+            self.blocked.cancel()
+        self._socket.close(code, reason)

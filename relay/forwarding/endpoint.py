@@ -9,16 +9,15 @@ import asyncio
 import hmac
 import logging
 import secrets
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
-
-from starlette.types import Receive, Scope, Send
 
 from relay import __version__
 from relay.config import Config
 from relay.forwarding.connection import Connection
 from relay.forwarding.queue import Outbox, Waiting
+from relay.forwarding.socket import ServerSocket
 from relay.forwarding.table import Calls, OpenCall
 from relay.metrics import Metrics
 from relay.pool.inventory import BackboneRecord
@@ -49,7 +48,7 @@ _GONE = "this peer is not connected, or not paired with the sender"
 
 
 class Hub:
-    """All sessions of this relay, as an ASGI application for `/v1/session`."""
+    """All sessions of this relay."""
 
     def __init__(self, config: Config, backbone_token: str, metrics: Metrics) -> None:
         self.config = config
@@ -68,7 +67,6 @@ class Hub:
         self._next_handle = 1
         self._settling: asyncio.TimerHandle | None = None
         self._ticker: asyncio.Task[None] | None = None
-        self._closing: set[asyncio.Task[None]] = set()
         metrics.queued.set_function(lambda: sum(c.outbox.size_bytes for c in self._connections.values()))
 
     # -- life
@@ -88,8 +86,6 @@ class Hub:
             await asyncio.sleep(0.01)
         for connection in list(self._connections.values()):
             self._end(connection, CloseCode.GOING_AWAY, reason)
-        if self._closing:
-            await asyncio.wait(set(self._closing))
 
     async def stop(self) -> None:
         if self._settling is not None:
@@ -100,42 +96,31 @@ class Hub:
 
     # -- one socket
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one WebSocket to its end."""
-        await receive()  # websocket.connect
-        await send({"type": "websocket.accept"})
+    def opened(self, socket: ServerSocket) -> Connection:
+        """Take a new socket."""
         session = RelaySession(monotonic(), self.config.ping_interval_s)
         outbox = Outbox(self.config.queue_bytes, self.config.queue_frames)
-        connection = Connection(self._next_handle, session, outbox, send)
+        connection = Connection(self._next_handle, session, outbox, socket, self._receive, self._lost)
         self._next_handle += 1
         self._connections[connection.handle] = connection
         if self.draining or len(self._connections) > self.config.max_sessions:
             code = CloseCode.GOING_AWAY if self.draining else CloseCode.OVERLOADED
             self._end(connection, code, "this relay takes no more sessions now")
-        try:
-            while session.state is not State.CLOSED:
-                await self._receive(connection, await receive())
-            if connection.closing is not None:
-                await connection.closing
-        finally:
-            session.receive_close(CloseCode.GOING_AWAY, "the relay stops")
-            self._forget(connection)
-            connection.lost()
+        return connection
 
-    async def _receive(self, connection: Connection, message: MutableMapping[str, Any]) -> None:
-        session = connection.session
-        if message["type"] == "websocket.disconnect":
-            session.receive_close(message.get("code", CloseCode.NO_STATUS), message.get("reason") or "")
-            connection.lost()
-        else:
-            data = message.get("bytes")
-            session.receive_data(message.get("text") or "" if data is None else data, monotonic())
-        for event in session.events():
+    def _receive(self, connection: Connection, data: bytes | str) -> None:
+        connection.session.receive_data(data, monotonic())
+        for event in connection.session.events():
             if isinstance(event, ForwardReceived):
-                await self._forward(connection, event)
+                self._forward(connection, event)
             else:
                 self._handle(connection, event)
         connection.flush()
+
+    def _lost(self, connection: Connection, code: int, reason: str) -> None:
+        connection.session.receive_close(code, reason)
+        for event in connection.session.events():
+            self._handle(connection, event)
 
     def _handle(self, connection: Connection, event: Event) -> None:
         handle = connection.handle
@@ -153,8 +138,10 @@ class Hub:
                 log.info("backbone %r registered %s", event.name, event.manifest.name)
                 self.on_backbones_changed()
             case Closed(code, reason):
+                known = code in CloseCode  # peers may say any number: no label for each
+                self._metrics.sessions_closed.labels(str(code) if known else "other").inc()
                 self._forget(connection)
-                self._finish(connection, code, reason)
+                connection.close(code, reason)
         if self.pool.unsettled:
             self._settle_soon()
 
@@ -185,7 +172,7 @@ class Hub:
 
     # -- calls
 
-    async def _forward(self, sender: Connection, event: ForwardReceived) -> None:
+    def _forward(self, sender: Connection, event: ForwardReceived) -> None:
         header = event.header
         target = self._connections.get(header.peer)
         if target is None or not target.ready or not self.pool.paired(sender.handle, target.handle):
@@ -209,22 +196,35 @@ class Hub:
         else:
             expires_at = monotonic() + header.deadline_ms / 1000.0 if header.deadline_ms else None
             message = Waiting(data, sender.handle, header.call_id, expires_at)
-            if not target.queue(message) and not await self._queue_later(sender, target, message):
-                if kind is FrameType.DISPATCH:
-                    self.calls.closed(target.handle, sender.handle, header.call_id)
-                self._refuse(sender, header, "overloaded", "the receiver's queue stayed full")
+            if not target.queue(message):
+                sender.pause_reading()
+                sender.blocked = asyncio.create_task(self._forward_later(sender, target, header, message))
                 return
-        frames, size_bytes = self._counters[kind]
-        frames.inc()
-        size_bytes.inc(len(data))
+        self._passed_on(kind, len(data))
 
-    async def _queue_later(self, sender: Connection, target: Connection, message: Waiting) -> bool:
+    async def _forward_later(
+        self, sender: Connection, target: Connection, header: Header, message: Waiting
+    ) -> None:
         """Hold the sender back until its frame fits, bounded; what else it sends waits in its socket."""
         backbone = self.pool.backbones.get(sender.handle)
         shared = backbone is not None and len(backbone.nodes) > 1
-        if not await target.wait_for_room(len(message.data), self.config.backpressure_s, shared):
-            return False
-        return target.queue(message)
+        room = await target.wait_for_room(len(message.data), self.config.backpressure_s, shared)
+        if room and target.queue(message):
+            self._passed_on(header.type, len(message.data))
+        else:
+            if header.type is FrameType.DISPATCH:
+                self.calls.closed(target.handle, sender.handle, header.call_id)
+            self._refuse(sender, header, "overloaded", "the receiver's queue stayed full")
+        sender.blocked = None
+        while sender.backlog and sender.blocked is None:
+            sender.received(sender.backlog.popleft())
+        if sender.blocked is None:
+            sender.resume_reading()
+
+    def _passed_on(self, kind: FrameType, size_bytes: int) -> None:
+        frames, total_bytes = self._counters[kind]
+        frames.inc()
+        total_bytes.inc(size_bytes)
 
     def _refuse(self, sender: Connection, header: Header, code: str, why: str) -> None:
         """Answer a call that cannot be passed on, in the receiver's name."""
@@ -246,14 +246,6 @@ class Hub:
         for event in connection.session.events():
             if isinstance(event, Closed):
                 self._handle(connection, event)
-
-    def _finish(self, connection: Connection, code: int, reason: str) -> None:
-        known = code in CloseCode  # peers may say any number: no label for each
-        self._metrics.sessions_closed.labels(str(code) if known else "other").inc()
-        connection.flush()
-        connection.closing = asyncio.create_task(connection.finish(code, reason))
-        self._closing.add(connection.closing)
-        connection.closing.add_done_callback(self._closing.discard)
 
     def _forget(self, connection: Connection) -> None:
         """Take a session out of all tables and fail the calls it would have answered. Idempotent."""
@@ -321,7 +313,7 @@ class Hub:
         due = session.next_timer()
         if due is not None and now >= due:
             session.handle_timer(now)
-        since = connection.writing_since
+        since = connection.full_since
         if since is not None and now - since > self.config.stall_s:
             session.close(CloseCode.OVERLOADED, f"took no bytes for {self.config.stall_s:g} s")
         if connection.outbox.dropped:
@@ -329,8 +321,7 @@ class Hub:
             connection.outbox.dropped = 0
         connection.flush()
         for event in session.events():
-            if isinstance(event, Closed):  # whatever came from the socket, its reader handles
-                self._handle(connection, event)
+            self._handle(connection, event)
 
     # -- for the HTTP side
 

@@ -5,9 +5,10 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from relay.config import Config
 from relay.server import RelayServer
@@ -77,11 +78,10 @@ def test_node_that_comes_first_waits_for_a_backbone() -> None:
         ("text", CloseCode.PROTOCOL),
         ("", CloseCode.PROTOCOL),
         (Frame(FrameType.PAUSE, b'{"paused":true}').encode(), CloseCode.PROTOCOL),
-        (bytes(MAX_FRAME_BYTES + 1), CloseCode.TOO_LARGE),
-        (bytes(MAX_FRAME_BYTES + 100_000), 1009),  # refused by the WebSocket layer before it is read
+        (bytes(100_000), CloseCode.MESSAGE_TOO_BIG),  # a stranger has one Hello, not the largest frame
         (b"ES\x02" + bytes(29), CloseCode.VERSION),
     ],
-    ids=["garbage", "text", "empty text", "no hello", "too large", "much too large", "version 2"],
+    ids=["garbage", "text", "empty text", "no hello", "too large", "version 2"],
 )
 def test_stranger_who_does_not_speak_the_protocol_is_closed(message: Any, code: int) -> None:
     async def test() -> None:
@@ -94,6 +94,35 @@ def test_stranger_who_does_not_speak_the_protocol_is_closed(message: Any, code: 
                     await socket.wait_closed()
                 assert socket.close_code == code
             assert relay.hub.status()["sessions"] == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "code"),
+    [
+        (MAX_FRAME_BYTES + 1, CloseCode.TOO_LARGE),
+        (MAX_FRAME_BYTES + 100_000, CloseCode.MESSAGE_TOO_BIG),  # refused before it is read
+    ],
+)
+def test_peer_that_sends_more_than_any_frame_is_closed(size_bytes: int, code: int) -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Node(relay) as node:
+            await node.offer()
+            with contextlib.suppress(ConnectionClosed):
+                await node.socket.send(bytes(size_bytes))
+            assert (await closed(node)).code == code
+            assert relay.hub.status()["sessions"] == 0
+
+    run(test)
+
+
+def test_session_elsewhere_is_not_found_and_plain_http_is_told_to_upgrade() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, httpx.AsyncClient() as http:
+            with pytest.raises(InvalidStatus, match="404"):
+                await connect(relay.url.replace("http", "ws") + "/v2/session", proxy=None)
+            assert (await http.get(f"{relay.url}/v1/session")).status_code == 426
 
     run(test)
 
