@@ -35,7 +35,7 @@ static int num_layers;
 static struct swarm_refusal refusal;
 static int refused;
 static struct swarm_stats stats;
-static char error[SENTENCE];
+static char error[2 * SENTENCE];
 static struct {
     uintptr_t data;
     size_t size;

@@ -1,8 +1,8 @@
 """
 Open a GGUF and say what its routed experts are: layers, formula of each, and the bytes of any expert.
 
-Metadata comes through the `gguf` package; expert bytes are views into the memory-mapped file, so opening a
-large model reads no weights. Split files (`…-00001-of-00003.gguf`) are opened together.
+Expert bytes are views into the mapped file (`gguf_file`), so opening a large model reads no weights. Split
+files (`…-00001-of-00003.gguf`) are opened together.
 
 A GGUF does not state the activation: llama.cpp's graph code does, per architecture. The table below repeats
 it, and the engine compares it at load with the graph it is given (`backbone.engine.supervisor`).
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, ReaderTensor
+import numpy.typing as npt
 
 from backbone.errors import ModelError
 from backbone.model.formula import Formula
+from backbone.model.gguf_file import GgufFile, TensorInfo, read_gguf
 
 # Architectures whose experts do not use silu. Everything else: silu, checked against the graph at load.
 ACTIVATION_OF_ARCHITECTURE = {
@@ -32,6 +33,9 @@ WEIGHT_BEFORE_ARCHITECTURES = ("llama4",)
 SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
+type Located = dict[str, tuple[GgufFile, TensorInfo]]
+
+
 @dataclass(frozen=True, slots=True)
 class MoeLayer:
     """
@@ -43,9 +47,9 @@ class MoeLayer:
 
     layer: int
     formula: Formula
-    gate: "np.ndarray[Any, np.dtype[np.uint8]] | None" = field(repr=False)
-    up: "np.ndarray[Any, np.dtype[np.uint8]]" = field(repr=False)
-    down: "np.ndarray[Any, np.dtype[np.uint8]]" = field(repr=False)
+    gate: npt.NDArray[np.uint8] | None = field(repr=False)
+    up: npt.NDArray[np.uint8] = field(repr=False)
+    down: npt.NDArray[np.uint8] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +93,13 @@ def open_model(path: Path | str, *, require_supported: bool = True) -> Model:
             (not raised with `require_supported=False`).
     """
     path = Path(path).resolve()
-    readers = [_read(part) for part in _split_parts(path)]
-    head = readers[0]
+    files = [read_gguf(part) for part in _split_parts(path)]
+    head = files[0]
     architecture = str(_value(head, "general.architecture"))
     num_experts = int(_value(head, f"{architecture}.expert_count", 0))
     if num_experts == 0:
         raise ModelError(f"{path.name} has no routed experts (architecture {architecture})")
-    tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+    tensors = {tensor.name: (file, tensor) for file in files for tensor in file.tensors.values()}
     num_layers = int(_value(head, f"{architecture}.block_count"))
     layers = {}
     for layer in range(num_layers):
@@ -116,57 +120,53 @@ def open_model(path: Path | str, *, require_supported: bool = True) -> Model:
 
 
 def _moe_layer(
-    architecture: str, layer: int, tensors: dict[str, ReaderTensor], num_experts: int, require_supported: bool
+    architecture: str, layer: int, tensors: Located, num_experts: int, require_supported: bool
 ) -> MoeLayer:
     prefix = f"blk.{layer}."
-    down = tensors[f"{prefix}ffn_down_exps.weight"]
-    merged = tensors.get(f"{prefix}ffn_gate_up_exps.weight")
-    gate = tensors.get(f"{prefix}ffn_gate_exps.weight")
-    up = merged if merged is not None else tensors.get(f"{prefix}ffn_up_exps.weight")
+
+    def part(name: str, columns: int, rows: int) -> TensorInfo | None:
+        if (found := tensors.get(f"{prefix}ffn_{name}_exps.weight")) is None:
+            return None
+        expected = (columns, rows, num_experts)
+        if found[1].shape != expected:
+            raise ModelError(f"{found[1].name} has shape {found[1].shape}, expected {expected}")
+        return found[1]
+
+    down_shape = tensors[f"{prefix}ffn_down_exps.weight"][1].shape
+    expert_dim, hidden_dim = (*down_shape, 1)[:2]  # ggml order: columns first
+    down = part("down", expert_dim, hidden_dim)
+    merged = part("gate_up", hidden_dim, 2 * expert_dim)
+    gate = part("gate", hidden_dim, expert_dim)
+    up = merged or part("up", hidden_dim, expert_dim)
     if up is None:
         raise ModelError(f"{prefix}ffn_up_exps.weight is missing")
-    expert_dim, hidden_dim = (int(n) for n in down.shape[:2])  # ggml order: columns first
-    up_rows = 2 * expert_dim if merged is not None else expert_dim
-    for tensor, columns, rows in (
-        (gate, hidden_dim, expert_dim),
-        (up, hidden_dim, up_rows),
-        (down, expert_dim, hidden_dim),
-    ):
-        if tensor is not None and [int(n) for n in tensor.shape] != [columns, rows, num_experts]:
-            raise ModelError(
-                f"{tensor.name} has shape {[int(n) for n in tensor.shape]}, "
-                f"expected {[columns, rows, num_experts]}"
-            )
-    gate_tensor = merged if merged is not None else gate
+    assert down is not None
+    gate_tensor = merged or gate
     activation = ACTIVATION_OF_ARCHITECTURE.get(architecture, "silu")
     oai = activation == "swiglu_oai"
     formula = Formula(
         hidden_dim=hidden_dim,
         expert_dim=expert_dim,
-        gate_type=None if gate_tensor is None else int(gate_tensor.tensor_type),
-        up_type=int(up.tensor_type),
-        down_type=int(down.tensor_type),
+        gate_type=None if gate_tensor is None else gate_tensor.type_id,
+        up_type=up.type_id,
+        down_type=down.type_id,
         activation=activation,
         alpha=SWIGLU_OAI_ALPHA if oai else 0.0,
         limit=SWIGLU_OAI_LIMIT if oai else 0.0,
         weight_position="before" if architecture in WEIGHT_BEFORE_ARCHITECTURES else "after",
-        biased=any(f"{prefix}ffn_{part}_exps.bias" in tensors for part in ("gate", "up", "gate_up", "down")),
+        biased=any(f"{prefix}ffn_{name}_exps.bias" in tensors for name in ("gate", "up", "gate_up", "down")),
     )
     if require_supported:
         formula.require_supported(layer)
+
+    def per_expert(tensor: TensorInfo) -> npt.NDArray[np.uint8]:
+        """The expert is the outermost dimension, so each is contiguous."""
+        file, _ = tensors[tensor.name]
+        return file.bytes_of(tensor).reshape(num_experts, -1)
+
     return MoeLayer(
-        layer,
-        formula,
-        None if gate is None else _per_expert(gate, num_experts),
-        _per_expert(up, num_experts),
-        _per_expert(down, num_experts),
+        layer, formula, None if gate is None else per_expert(gate), per_expert(up), per_expert(down)
     )
-
-
-def _per_expert(tensor: ReaderTensor, num_experts: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    """View a tensor as [num_experts, bytes]; the expert is the outermost dimension, so each is contiguous."""
-    data: np.ndarray[Any, np.dtype[np.uint8]] = tensor.data.view(np.uint8).reshape(num_experts, -1)
-    return data
 
 
 def _split_parts(path: Path) -> list[Path]:
@@ -177,19 +177,8 @@ def _split_parts(path: Path) -> list[Path]:
     return [path.with_name(f"{match['stem']}-{n:05d}-of-{count:05d}.gguf") for n in range(1, count + 1)]
 
 
-def _read(path: Path) -> GGUFReader:
-    try:
-        return GGUFReader(path)
-    except FileNotFoundError as exc:
-        raise ModelError(f"no such model file: {path}") from exc
-    except (ValueError, OSError, KeyError, IndexError) as exc:
-        raise ModelError(f"{path.name} is not a readable GGUF: {exc}") from exc
-
-
-def _value(reader: GGUFReader, key: str, default: object = None) -> Any:
-    field_ = reader.get_field(key)
-    if field_ is not None:
-        return field_.contents()
-    if default is None:
+def _value(file: GgufFile, key: str, default: object = None) -> Any:
+    value = file.values.get(key, default)
+    if value is None:
         raise ModelError(f"the GGUF lacks {key}")
-    return default
+    return value

@@ -156,6 +156,28 @@ async def test_failed_call_is_an_http_error_and_the_next_request_succeeds(
         assert engine.starts == 1
 
 
+async def test_failure_in_the_middle_leaves_the_prompt_cache_sound(small_model: Model) -> None:
+    """The slot that failed is used again with its cached prompt, and says the same."""
+    switch = Switch(LocalExperts(small_model))
+    async with Engine(config(small_model.path), switch) as engine:
+        good = await complete(engine, cache_prompt=True)
+        fail_after = 5 * len(small_model.layers)
+
+        async def fault(call: LayerCall) -> Any:
+            nonlocal fail_after
+            fail_after -= 1
+            if fail_after == 0:
+                raise SwarmError("the only node is gone")
+            return switch.experts.answer(call)
+
+        switch.fault = fault
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            await complete(engine, cache_prompt=True)
+        caught.value.close()
+        assert await complete(engine, cache_prompt=True) == good
+        assert await complete(engine, cache_prompt=True) == good
+
+
 async def test_silent_dispatcher_ends_as_an_http_error_after_the_call_timeout(small_model: Model) -> None:
     cancelled = asyncio.Event()
 

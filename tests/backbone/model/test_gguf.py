@@ -83,7 +83,7 @@ def test_dense_model_is_refused(tmp_path: Path) -> None:
 
 def test_tensors_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        ModelError, match=r"ffn_gate_exps.weight has shape \[32, 32, 2\], expected \[32, 64, 2\]"
+        ModelError, match=r"ffn_gate_exps.weight has shape \(32, 32, 2\), expected \(32, 64, 2\)"
     ):
         open_model(_write(tmp_path / "odd.gguf", experts=2, down=(2, 32, 64)))
 
@@ -96,3 +96,26 @@ def test_any_other_file_is_a_model_error(tmp_path: Path, content: bytes) -> None
         open_model(path)
     with pytest.raises(ModelError, match="no such model file"):
         open_model(tmp_path / "missing.gguf")
+
+
+def test_split_model_is_opened_from_its_first_file(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "big.gguf", "qwen2moe", split_max_tensors=2)
+    writer.add_block_count(2)
+    writer.add_embedding_length(32)
+    writer.add_expert_count(2)
+    writer.add_expert_used_count(1)
+    for layer in range(2):
+        for number, part in enumerate(("gate", "up", "down")):
+            weights = np.full((2, 32, 32), 10 * layer + number, np.float32)
+            writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.weight", weights)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    model = open_model(tmp_path / "big-00001-of-00003.gguf")
+    assert list(model.layers) == [0, 1]
+    values = np.frombuffer(model.slice_bytes(1, 0), np.float32).reshape(3, -1)
+    assert values.min(axis=1).tolist() == values.max(axis=1).tolist() == [10.0, 11.0, 12.0]
+    (tmp_path / "big-00003-of-00003.gguf").unlink()
+    with pytest.raises(ModelError, match="big-00003-of-00003"):
+        open_model(tmp_path / "big-00001-of-00003.gguf")
