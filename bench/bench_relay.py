@@ -8,10 +8,12 @@ beyond its sockets would show. Loopback: processing only, no propagation delay.
 """
 
 import asyncio
+import math
 import multiprocessing
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
@@ -160,11 +162,23 @@ class Burst:
             self._done.set_result(None)
 
 
-async def measure(path: str, size: int, peer: Peer, send: Callable[[int], None], count: int) -> Row:
-    """Time `count` round trips one by one, then as many with a window."""
+def cpu_us(pid: int) -> float:
+    """Return the processor time of a process, to the nanosecond where the kernel tells (Linux)."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e3
+    except (OSError, ValueError, IndexError):
+        return math.nan
+
+
+async def measure(
+    path: str, size: int, server: int, peer: Peer, send: Callable[[int], None], count: int
+) -> Row:
+    """Time `count` round trips one by one, then as many with a window; `server` is the pid in the middle."""
     burst = Burst(peer, send)
     await burst.run(50, 1)  # warm up
+    cpu_before = cpu_us(server)
     times_us = [await burst.run(1, 1) * 1e6 for _ in range(count)]
+    cpu_after = cpu_us(server)
     seconds = await burst.run(count, WINDOW)
     cuts = quantiles(times_us, n=100)
     return {
@@ -172,6 +186,7 @@ async def measure(path: str, size: int, peer: Peer, send: Callable[[int], None],
         "bytes": size,
         "p50_us": cuts[49],
         "p99_us": cuts[98],
+        "server_cpu_us": (cpu_after - cpu_before) / count,
         "one_way_mb_s": size * count / seconds / 1e6,
     }
 
@@ -202,8 +217,8 @@ async def measure_all(processes: "Processes", count: int) -> list[Row]:
         def echo(number: int, payload: bytes = payload) -> None:
             direct.send(Frame(FrameType.DISPATCH, payload, node.peer, number, node.epoch).encode())
 
-        alone = await measure("direct", size, direct, echo, count)
-        relayed = await measure("relay", size, backbone, dispatch, count)
+        alone = await measure("direct", size, processes.pid_of(echo_process), direct, echo, count)
+        relayed = await measure("relay", size, processes.pid_of(relay_process), backbone, dispatch, count)
         rows += [row | {"p50_ratio": row["p50_us"] / alone["p50_us"]} for row in (alone, relayed)]
     return rows
 
@@ -214,6 +229,10 @@ class Processes:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
         self._running: list[tuple[Any, Connection]] = []
+        self._pids: dict[Callable[..., None], int] = {}
+
+    def pid_of(self, target: Callable[..., None]) -> int:
+        return self._pids[target]
 
     def start(self, target: Callable[..., None], *arguments: Any) -> Any:
         """Start one and return what it said."""
@@ -221,6 +240,7 @@ class Processes:
         process = self._context.Process(target=target, args=(*arguments, there), daemon=True)
         process.start()
         self._running.append((process, here))
+        self._pids[target] = process.pid or 0
         if not here.poll(20):
             raise RuntimeError(f"{target.__name__} did not start")
         return here.recv()

@@ -52,6 +52,7 @@ def create_app(config: Config) -> Starlette:
         return JSONResponse({"status": "draining" if hub.draining else "ok", "version": __version__})
 
     def prometheus(_: Request) -> Response:
+        hub.count()
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def status(_: Request) -> Response:

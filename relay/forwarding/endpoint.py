@@ -58,9 +58,7 @@ class Hub:
         self.on_backbones_changed: Callable[[], None] = lambda: None
         self._token = backbone_token
         self._metrics = metrics
-        self._counters = {
-            kind: (metrics.frames.labels(kind.name), metrics.bytes.labels(kind.name)) for kind in CALL_TYPES
-        }
+        self._passed = {kind: [0, 0] for kind in CALL_TYPES}  # frames, bytes; not yet in the metrics
         self._connections: dict[int, Connection] = {}
         self._by_id: dict[str, Connection] = {}  # greeted ones
         self._by_session_token: dict[str, Connection] = {}
@@ -222,9 +220,9 @@ class Hub:
             sender.resume_reading()
 
     def _passed_on(self, kind: FrameType, size_bytes: int) -> None:
-        frames, total_bytes = self._counters[kind]
-        frames.inc()
-        total_bytes.inc(size_bytes)
+        passed = self._passed[kind]
+        passed[0] += 1
+        passed[1] += size_bytes
 
     def _refuse(self, sender: Connection, header: Header, code: str, why: str) -> None:
         """Answer a call that cannot be passed on, in the receiver's name."""
@@ -298,9 +296,17 @@ class Hub:
                     connection.session.send_peers(item.message)
             connection.flush()
 
+    def count(self) -> None:
+        """Move what was passed on into the metrics: their locks are too dear for every frame."""
+        for kind, (frames, size_bytes) in self._passed.items():
+            self._metrics.frames.labels(kind.name).inc(frames)
+            self._metrics.bytes.labels(kind.name).inc(size_bytes)
+            self._passed[kind] = [0, 0]
+
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(min(TICK_S, self.config.ping_interval_s / 4))
+            self.count()
             for connection in list(self._connections.values()):
                 try:
                     self._tick(connection, monotonic())

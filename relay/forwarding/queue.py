@@ -7,15 +7,14 @@ assignment or a failure from arriving; they have a bound of their own, beyond wh
 """
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # A receiver that owes more reads nothing: it is the longest assignments, or a failure for each of its calls.
 CONTROL_BYTES = 64 << 20
 CONTROL_FRAMES = 8192
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """One bulk message; `expires_at` is None for a call without a deadline."""
 
     data: bytes

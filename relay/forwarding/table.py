@@ -5,13 +5,12 @@ One entry per dispatch passed on, until its partial, failure or cancel passes, o
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_CALLS_PER_NODE = 4096  # beyond it the oldest is forgotten: its sender still has its own deadline
 
 
-@dataclass(frozen=True, slots=True)
-class OpenCall:
+class OpenCall(NamedTuple):
     """A dispatch that a node has not answered yet."""
 
     backbone: int

@@ -11,6 +11,7 @@ Little endian throughout. See PROTOCOL.md, "Frame".
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from relay.wire.errors import FrameTooLarge, LocalProtocolError, RemoteProtocolError, VersionMismatch
 
@@ -46,6 +47,8 @@ class FrameType(IntEnum):
     SIGNAL = 48
     PATH_REPORT = 49
     RECEIPT = 50
+
+    __hash__ = int.__hash__  # Enum's own is written in Python, and tables are asked for every frame
 
 
 CALL_TYPES = frozenset({FrameType.DISPATCH, FrameType.PARTIAL, FrameType.CANCEL, FrameType.FAILURE})
@@ -120,8 +123,7 @@ class Frame:
         return cls(head.type, data[HEADER_BYTES:], head.peer, head.call_id, head.epoch, head.deadline_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):  # made for every frame: half the cost of a frozen dataclass
     """The header of a frame whose payload nobody has looked at: all a forwarder needs."""
 
     type: FrameType

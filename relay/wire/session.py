@@ -12,7 +12,7 @@ The table is written for the client end; the relay's end is its mirror.
 """
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from types import MappingProxyType
 
 from relay.wire.calls import Dispatch, Partial
@@ -52,7 +52,7 @@ PING_INTERVAL_S = 10.0
 MISSED_PINGS = 2  # so many unanswered in a row and the peer is dead
 
 
-class State(Enum):
+class State(StrEnum):
     START = "start"  # connected, nothing said
     GREETING = "greeting"  # Hello said, not yet answered
     OPEN = "open"  # welcome; what the client brings is not said yet
@@ -60,10 +60,14 @@ class State(Enum):
     DRAINING = "draining"  # the relay is about to stop; calls still flow
     CLOSED = "closed"
 
+    __hash__ = str.__hash__  # see FrameType
 
-class Way(Enum):
+
+class Way(StrEnum):
     SEND = "send"
     RECEIVE = "receive"
+
+    __hash__ = str.__hash__
 
 
 type Table = MappingProxyType[State, dict[tuple[Way, FrameType], State]]
