@@ -17,25 +17,27 @@
 static const char REQUEST_MAGIC[4] = {'S', 'W', 'R', 'Q'};
 static const char REPLY_MAGIC[4] = {'S', 'W', 'R', 'P'};
 enum { REQUEST_HEAD = 32, REPLY_HEAD = 20, MAX_ERROR_TEXT = 4096, SMALL = 256 };
-enum { REQUEST_LENGTH_AFTER = 8, REPLY_LENGTH_AFTER = 8 };  // the length field counts what follows it
+enum {
+    REQUEST_LENGTH_AFTER = 8,
+    REPLY_LENGTH_AFTER = 8
+}; // the length field counts what follows it
 
 #ifndef MSG_NOSIGNAL
-#define MSG_NOSIGNAL 0  // macOS: SO_NOSIGPIPE instead
+#define MSG_NOSIGNAL 0 // macOS: SO_NOSIGPIPE instead
 #endif
 
 static struct sockaddr_un address;
 static double timeout_s;
 static int sock = -1;
 static uint64_t sequence;
-static char *buffer;  // grows to the largest request or reply
+static char *buffer; // grows to the largest request or reply
 static size_t buffer_size;
 static char *reason;
 static size_t reason_size;
 
 static int fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-static int fail(const char *format, ...)
-{
+static int fail(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(reason, reason_size, format, arguments);
@@ -43,25 +45,22 @@ static int fail(const char *format, ...)
     return -1;
 }
 
-static double now_s(void)
-{
+static double now_s(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void hang_up(void)
-{
+static void hang_up(void) {
     if (sock >= 0) close(sock);
     sock = -1;
 }
 
-static int dial(void)
-{
+static int dial(void) {
     sock = socket(AF_UNIX, SOCK_STREAM, 0);
     if (sock < 0) return fail("no socket: %s", strerror(errno));
     fcntl(sock, F_SETFD, FD_CLOEXEC);
-    fcntl(sock, F_SETFL, O_NONBLOCK);  // before connect: a full backlog is a failure, not a hang
+    fcntl(sock, F_SETFL, O_NONBLOCK); // before connect: a full backlog is a failure, not a hang
 #ifdef SO_NOSIGPIPE
     int on = 1;
     setsockopt(sock, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
@@ -75,8 +74,7 @@ static int dial(void)
 }
 
 // Wait until the socket can be read or written, or the deadline has passed.
-static int wait_for(short events, double deadline)
-{
+static int wait_for(short events, double deadline) {
     for (;;) {
         double left = deadline - now_s();
         if (left <= 0) return fail("no answer within %.1f s", timeout_s);
@@ -88,8 +86,7 @@ static int wait_for(short events, double deadline)
     }
 }
 
-static int send_all(const char *data, size_t size, double deadline)
-{
+static int send_all(const char *data, size_t size, double deadline) {
     while (size) {
         ssize_t n = send(sock, data, size, MSG_NOSIGNAL);
         if (n >= 0) {
@@ -104,8 +101,7 @@ static int send_all(const char *data, size_t size, double deadline)
     return 0;
 }
 
-static int receive_all(char *data, size_t size, double deadline)
-{
+static int receive_all(char *data, size_t size, double deadline) {
     while (size) {
         ssize_t n = recv(sock, data, size, 0);
         if (n > 0) {
@@ -122,8 +118,7 @@ static int receive_all(char *data, size_t size, double deadline)
     return 0;
 }
 
-static int reserve(size_t size)
-{
+static int reserve(size_t size) {
     if (size <= buffer_size) return 0;
     char *grown = realloc(buffer, size);
     if (!grown) return fail("no memory for %zu bytes", size);
@@ -132,15 +127,13 @@ static int reserve(size_t size)
     return 0;
 }
 
-static void put(char **at, const void *value, size_t size)
-{
+static void put(char **at, const void *value, size_t size) {
     memcpy(*at, value, size);
     *at += size;
 }
 
 // Write the whole request into `buffer`; returns its size, 0 on failure.
-static size_t encode(const struct link_call *c)
-{
+static size_t encode(const struct link_call *c) {
     size_t row = 4 * (size_t)c->hidden_dim, picks = 4 * (size_t)c->top_k;
     size_t size = REQUEST_HEAD + c->num_tokens * (row + 2 * picks);
     if (size > UINT32_MAX) return fail("a call of %zu bytes is too large", size), 0;
@@ -163,8 +156,7 @@ static size_t encode(const struct link_call *c)
 }
 
 // Drop an error text that came instead of rows into `reason`; the connection stays good.
-static int read_error(size_t size, double deadline)
-{
+static int read_error(size_t size, double deadline) {
     char text[SMALL] = {0};
     char rest[SMALL];
     size_t kept = size < sizeof text - 1 ? size : sizeof text - 1;
@@ -177,8 +169,7 @@ static int read_error(size_t size, double deadline)
     return fail("%s", text);
 }
 
-static int read_reply(const struct link_call *c, double deadline)
-{
+static int read_reply(const struct link_call *c, double deadline) {
     char head[REPLY_HEAD];
     if (receive_all(head, sizeof head, deadline)) return hang_up(), -1;
     uint32_t length, status;
@@ -198,30 +189,31 @@ static int read_reply(const struct link_call *c, double deadline)
     if (status) return read_error(length - fixed, deadline);
     if (reserve(rows_size)) return hang_up(), -1;
     if (receive_all(buffer, rows_size, deadline)) return hang_up(), -1;
-    for (size_t t = 0; t < c->num_tokens; t++) memcpy(c->out + t * c->out_stride, buffer + t * row, row);
+    for (size_t t = 0; t < c->num_tokens; t++)
+        memcpy(c->out + t * c->out_stride, buffer + t * row, row);
     return 0;
 }
 
-int link_open(const char *socket_path, double call_timeout_s, char *why, size_t why_size)
-{
+int link_open(const char *socket_path, double call_timeout_s, char *why, size_t why_size) {
     reason = why;
     reason_size = why_size;
     address.sun_family = AF_UNIX;
-    if (strlen(socket_path) >= sizeof address.sun_path) return fail("the socket's path is too long: %s", socket_path);
+    if (strlen(socket_path) >= sizeof address.sun_path)
+        return fail("the socket's path is too long: %s", socket_path);
     strcpy(address.sun_path, socket_path);
     timeout_s = call_timeout_s;
     return dial();
 }
 
-int link_ask(const struct link_call *call, char *why, size_t why_size)
-{
+int link_ask(const struct link_call *call, char *why, size_t why_size) {
     reason = why;
     reason_size = why_size;
     double deadline = now_s() + timeout_s;
     sequence++;
     size_t size = encode(call);
     if (!size) return -1;
-    // After a failure the next call dials again; replies to abandoned calls died with the old connection.
+    // After a failure the next call dials again; replies to abandoned calls died with the old
+    // connection.
     if (sock < 0 && dial()) return -1;
     if (send_all(buffer, size, deadline)) return hang_up(), -1;
     return read_reply(call, deadline);

@@ -1,9 +1,10 @@
-// Ask the dispatcher: one request, one reply, over a Unix stream socket. Layout: backbone/engine/link.py.
+// Ask the dispatcher: one request, one reply, over a Unix stream socket. Layout:
+// backbone/engine/link.py.
 #ifndef SWARM_LINK_H
 #define SWARM_LINK_H
 
-#include <stddef.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct link_call {

@@ -1,4 +1,5 @@
-// The matcher works from the output backwards and ticks off what it understood; what is left over is refused.
+// The matcher works from the output backwards and ticks off what it understood; what is left over
+// is refused.
 
 #include "routed.h"
 
@@ -8,18 +9,17 @@
 
 enum { MAX_TOP_K = 1024, MAX_DEPTH = MAX_TOP_K + 32 };
 
-static const struct ggml_tensor *origin(const struct ggml_tensor *tensor)
-{
+static const struct ggml_tensor *origin(const struct ggml_tensor *tensor) {
     return tensor->view_src ? tensor->view_src : tensor;
 }
 
-static bool moves_no_data(int op)
-{
-    return op == ops.none || op == ops.view || op == ops.reshape || op == ops.transpose || op == ops.permute;
+static bool moves_no_data(int op) {
+    return op == ops.none || op == ops.view || op == ops.reshape || op == ops.transpose ||
+           op == ops.permute;
 }
 
-static const struct ggml_tensor *weight_of(const struct ggml_tensor *op, is_swarm_weight is_weight)
-{
+static const struct ggml_tensor *weight_of(const struct ggml_tensor *op,
+                                           is_swarm_weight is_weight) {
     for (int i = 0; i < ABI_MAX_SRC; i++)
         if (op->src[i] && is_weight(origin(op->src[i]))) return origin(op->src[i]);
     return NULL;
@@ -28,24 +28,28 @@ static const struct ggml_tensor *weight_of(const struct ggml_tensor *op, is_swar
 // ---- claiming ----
 
 // Is this tensor computed from the device's weights, inside one layer's experts?
-static bool in_chain(const struct ggml_tensor *t, is_swarm_weight is_weight, int depth)
-{
+static bool in_chain(const struct ggml_tensor *t, is_swarm_weight is_weight, int depth) {
     if (!t || depth > MAX_DEPTH) return false;
     if (weight_of(t, is_weight)) return true;
     const struct ggml_tensor *a = t->src[0], *b = t->src[1];
     if (!a) return false;
-    if (t->op == ops.view || t->op == ops.reshape || t->op == ops.glu || t->op == ops.unary || t->op == ops.sqr)
+    if (t->op == ops.view || t->op == ops.reshape || t->op == ops.glu || t->op == ops.unary ||
+        t->op == ops.sqr)
         return in_chain(a, is_weight, depth + 1) && a->op != ops.add;
     if (t->op == ops.cont) return a->op == ops.view && in_chain(a, is_weight, depth + 1);
-    if (t->op == ops.mul)  // activation times up, or down times router weights; never the finished sum
+    // activation times up, or down times router weights; never the finished sum
+    if (t->op == ops.mul)
         return a->op != ops.add && a->op != ops.cont && in_chain(a, is_weight, depth + 1) &&
                (b->ne[0] == 1 || in_chain(b, is_weight, depth + 1));
     if (t->op == ops.add)
-        return b->op == ops.view && in_chain(b, is_weight, depth + 1) && in_chain(a, is_weight, depth + 1);
+        return b->op == ops.view && in_chain(b, is_weight, depth + 1) &&
+               in_chain(a, is_weight, depth + 1);
     return false;
 }
 
-bool routed_claims(const struct ggml_tensor *op, is_swarm_weight is_weight) { return in_chain(op, is_weight, 0); }
+bool routed_claims(const struct ggml_tensor *op, is_swarm_weight is_weight) {
+    return in_chain(op, is_weight, 0);
+}
 
 // ---- matching ----
 
@@ -58,14 +62,12 @@ struct match {
     int num_understood;
 };
 
-static int layer_of(const struct ggml_tensor *weight)
-{
+static int layer_of(const struct ggml_tensor *weight) {
     int layer = -1;
     return weight && sscanf(weight->name, "blk.%d.", &layer) == 1 ? layer : -1;
 }
 
-static int refuse(struct match *m, const struct ggml_tensor *t, const char *why)
-{
+static int refuse(struct match *m, const struct ggml_tensor *t, const char *why) {
     const struct ggml_tensor *weight = weight_of(t, m->is_weight);
     int layer = m->found->seen.layer;
     if (layer < 0) layer = layer_of(weight);
@@ -74,25 +76,29 @@ static int refuse(struct match *m, const struct ggml_tensor *t, const char *why)
     m->refusal->layer = layer;
     snprintf(m->refusal->op, sizeof m->refusal->op, "%s", lib.ggml_op_name(t->op));
     snprintf(m->refusal->tensor, sizeof m->refusal->tensor, "%s",
-             weight ? weight->name : t->name[0] ? t->name : "(unnamed)");
+             weight       ? weight->name
+             : t->name[0] ? t->name
+                          : "(unnamed)");
     snprintf(m->refusal->why, sizeof m->refusal->why, "%s", why);
     return -1;
 }
 
-static void tick(struct match *m, const struct ggml_tensor *t) { m->understood[m->num_understood++] = t; }
+static void tick(struct match *m, const struct ggml_tensor *t) {
+    m->understood[m->num_understood++] = t;
+}
 
-static const struct ggml_tensor *through_views(const struct ggml_tensor *t)
-{
+static const struct ggml_tensor *through_views(const struct ggml_tensor *t) {
     while ((t->op == ops.view || t->op == ops.reshape) && t->src[0]) t = t->src[0];
     return t;
 }
 
-// W · input for the chosen experts, with or without a bias; returns the MUL_MAT_ID or NULL after refusing.
-static const struct ggml_tensor *match_product(struct match *m, const struct ggml_tensor *t)
-{
+// W · input for the chosen experts, with or without a bias; returns the MUL_MAT_ID or NULL after
+// refusing.
+static const struct ggml_tensor *match_product(struct match *m, const struct ggml_tensor *t) {
     t = through_views(t);
     if (t->op == ops.add_id) {
-        if (!weight_of(t, m->is_weight)) return refuse(m, t, "a bias that the swarm does not hold"), NULL;
+        if (!weight_of(t, m->is_weight))
+            return refuse(m, t, "a bias that the swarm does not hold"), NULL;
         m->found->seen.biased = 1;
         tick(m, t);
         t = through_views(t->src[0]);
@@ -100,25 +106,26 @@ static const struct ggml_tensor *match_product(struct match *m, const struct ggm
     if (t->op != ops.mul_mat_id || !m->is_weight(t->src[0]))
         return refuse(m, t, "expected the product with an expert matrix"), NULL;
     if (!m->found->ids) m->found->ids = t->src[2];
-    if (t->src[2] != m->found->ids) return refuse(m, t, "two different choices of experts in one layer"), NULL;
-    if (layer_of(t->src[0]) != m->found->seen.layer) return refuse(m, t, "experts of two layers in one step"), NULL;
+    if (t->src[2] != m->found->ids)
+        return refuse(m, t, "two different choices of experts in one layer"), NULL;
+    if (layer_of(t->src[0]) != m->found->seen.layer)
+        return refuse(m, t, "experts of two layers in one step"), NULL;
     tick(m, t);
     return t;
 }
 
-static int match_input(struct match *m, const struct ggml_tensor *product, bool second)
-{
+static int match_input(struct match *m, const struct ggml_tensor *product, bool second) {
     const struct ggml_tensor *x = product->src[1];
-    if (second && through_views(x) != through_views(m->found->x)) return refuse(m, product, "gate and up differ in input");
+    if (second && through_views(x) != through_views(m->found->x))
+        return refuse(m, product, "gate and up differ in input");
     m->found->x = x;
     return 0;
 }
 
-static int match_glu(struct match *m, const struct ggml_tensor *t)
-{
+static int match_glu(struct match *m, const struct ggml_tensor *t) {
     struct swarm_layer *seen = &m->found->seen;
     int kind = lib.ggml_get_glu_op(t);
-    bool plain = true;  // swapped halves and clamps stand in the parameters after the kind
+    bool plain = true; // swapped halves and clamps stand in the parameters after the kind
     for (int i = 1; i < 8; i++) plain = plain && t->op_params[i] == 0;
     if (kind == ops.glu_swiglu_oai) {
         memcpy(&seen->alpha, &t->op_params[2], sizeof seen->alpha);
@@ -138,20 +145,18 @@ static int match_glu(struct match *m, const struct ggml_tensor *t)
     return 0;
 }
 
-static int match_unary(struct match *m, const struct ggml_tensor *t)
-{
+static int match_unary(struct match *m, const struct ggml_tensor *t) {
     struct swarm_layer *seen = &m->found->seen;
     int kind = lib.ggml_get_unary_op(t);
-    seen->activation = kind == ops.unary_silu ? SWARM_SILU
-                     : kind == ops.unary_gelu ? SWARM_GELU
-                     : kind == ops.unary_relu ? SWARM_RELU
-                                              : SWARM_UNKNOWN;
+    seen->activation = kind == ops.unary_silu   ? SWARM_SILU
+                       : kind == ops.unary_gelu ? SWARM_GELU
+                       : kind == ops.unary_relu ? SWARM_RELU
+                                                : SWARM_UNKNOWN;
     return seen->activation == SWARM_UNKNOWN ? refuse(m, t, "an activation that is not known") : 0;
 }
 
 // h = act(gate) * up, down to x
-static int match_hidden(struct match *m, const struct ggml_tensor *t)
-{
+static int match_hidden(struct match *m, const struct ggml_tensor *t) {
     struct swarm_layer *seen = &m->found->seen;
     const struct ggml_tensor *gate = NULL, *up = NULL;
     t = through_views(t);
@@ -168,7 +173,8 @@ static int match_hidden(struct match *m, const struct ggml_tensor *t)
     } else if (t->op == ops.sqr && through_views(t->src[0])->op == ops.unary) {
         const struct ggml_tensor *act = through_views(t->src[0]);
         if (match_unary(m, act)) return -1;
-        if (seen->activation != SWARM_RELU) return refuse(m, t, "the square of an activation that is not relu");
+        if (seen->activation != SWARM_RELU)
+            return refuse(m, t, "the square of an activation that is not relu");
         seen->activation = SWARM_RELU2;
         tick(m, act);
         up = act->src[0];
@@ -185,9 +191,10 @@ static int match_hidden(struct match *m, const struct ggml_tensor *t)
     seen->up_type = up_product->src[0]->type;
     if (!gate) {
         seen->gate_type = -1;
-    } else if (through_views(gate) == through_views(up)) {  // merged: gate rows first, then up
+    } else if (through_views(gate) == through_views(up)) { // merged: gate rows first, then up
         seen->gate_type = seen->up_type;
-        if (up_product->src[0]->ne[1] != 2 * (int64_t)seen->expert_dim || (gate != up && gate->view_offs >= up->view_offs))
+        if (up_product->src[0]->ne[1] != 2 * (int64_t)seen->expert_dim ||
+            (gate != up && gate->view_offs >= up->view_offs))
             return refuse(m, t, "gate and up merged in an order that is not known");
     } else {
         const struct ggml_tensor *gate_product = match_product(m, gate);
@@ -197,9 +204,9 @@ static int match_hidden(struct match *m, const struct ggml_tensor *t)
     return 0;
 }
 
-// out = y[:,0] + … + y[:,top_k - 1]; returns y, [hidden_dim, top_k, num_tokens], or NULL after refusing
-static const struct ggml_tensor *match_sum(struct match *m, const struct ggml_tensor *out)
-{
+// out = y[:,0] + … + y[:,top_k - 1]; returns y, [hidden_dim, top_k, num_tokens], or NULL after
+// refusing
+static const struct ggml_tensor *match_sum(struct match *m, const struct ggml_tensor *out) {
     const struct ggml_tensor *t = out, *y = NULL;
     bool taken[MAX_TOP_K] = {false};
     int64_t count = 0;
@@ -215,20 +222,23 @@ static const struct ggml_tensor *match_sum(struct match *m, const struct ggml_te
             row = t->src[1];
             t = t->src[0];
         }
-        if (row->op != ops.view) return refuse(m, row, "expected the sum over the chosen experts"), NULL;
+        if (row->op != ops.view)
+            return refuse(m, row, "expected the sum over the chosen experts"), NULL;
         if (!y) y = row->view_src;
-        int64_t pick = row->nb[1] == y->nb[2] && y->nb[1] ? (int64_t)(row->view_offs / y->nb[1]) : -1;
-        if (row->view_src != y || pick < 0 || pick >= y->ne[1] || pick >= MAX_TOP_K || taken[pick] ||
-            row->view_offs % y->nb[1])
-            return refuse(m, row, "a sum over the chosen experts in a shape that is not known"), NULL;
+        int64_t pick =
+            row->nb[1] == y->nb[2] && y->nb[1] ? (int64_t)(row->view_offs / y->nb[1]) : -1;
+        if (row->view_src != y || pick < 0 || pick >= y->ne[1] || pick >= MAX_TOP_K ||
+            taken[pick] || row->view_offs % y->nb[1])
+            return refuse(m, row, "a sum over the chosen experts in a shape that is not known"),
+                   NULL;
         taken[pick] = true;
     }
-    if (count != y->ne[1]) return refuse(m, out, "a sum over some of the chosen experts only"), NULL;
+    if (count != y->ne[1])
+        return refuse(m, out, "a sum over some of the chosen experts only"), NULL;
     return y;
 }
 
-static int match_experts(struct match *m, const struct ggml_tensor *out)
-{
+static int match_experts(struct match *m, const struct ggml_tensor *out) {
     struct routed *found = m->found;
     struct swarm_layer *seen = &found->seen;
     found->out = out;
@@ -254,28 +264,26 @@ static int match_experts(struct match *m, const struct ggml_tensor *out)
     const struct ggml_tensor *x = found->x, *ids = found->ids, *weights = found->weights;
     int64_t tokens = ids->ne[1];
     if (x->ne[1] != 1) seen->weight_before = 1;
-    bool shapes = x->ne[0] == seen->hidden_dim && x->ne[2] == tokens && out->ne[0] == seen->hidden_dim &&
-                  out->ne[1] == tokens && ids->ne[2] == 1;
+    bool shapes = x->ne[0] == seen->hidden_dim && x->ne[2] == tokens &&
+                  out->ne[0] == seen->hidden_dim && out->ne[1] == tokens && ids->ne[2] == 1;
     if (weights) shapes = shapes && weights->ne[1] == seen->top_k && weights->ne[2] == tokens;
     if (!shapes) return refuse(m, out, "shapes of input, choice and weights that do not fit");
-    bool types = x->type == ABI_TYPE_F32 && ids->type == ABI_TYPE_I32 && out->type == ABI_TYPE_F32 &&
-                 (!weights || weights->type == ABI_TYPE_F32);
+    bool types = x->type == ABI_TYPE_F32 && ids->type == ABI_TYPE_I32 &&
+                 out->type == ABI_TYPE_F32 && (!weights || weights->type == ABI_TYPE_F32);
     if (!types) return refuse(m, out, "numbers other than float32 around the experts");
     bool rows = x->nb[0] == 4 && ids->nb[0] == 4 && out->nb[0] == 4;
     if (!rows) return refuse(m, out, "rows that are not contiguous");
     return 0;
 }
 
-static bool is_understood(const struct match *m, const struct ggml_tensor *t)
-{
+static bool is_understood(const struct match *m, const struct ggml_tensor *t) {
     for (int i = 0; i < m->num_understood; i++)
         if (m->understood[i] == t) return true;
     return false;
 }
 
 int routed_match(struct ggml_cgraph *graph, is_swarm_weight is_weight, struct routed *found,
-                 struct swarm_refusal *refusal)
-{
+                 struct swarm_refusal *refusal) {
     memset(found, 0, sizeof *found);
     found->seen.layer = -1;
     int num_nodes = lib.ggml_graph_n_nodes(graph);

@@ -1,11 +1,12 @@
 // Recognise the routed experts of one layer in a piece of llama.cpp's graph.
 //
-//     gate = MUL_MAT_ID(W_gate, x, ids)      x [hidden_dim, 1, num_tokens] (or top_k in the middle: weight before)
-//     up   = MUL_MAT_ID(W_up, x, ids)        ids [top_k, num_tokens]; gate and up may be one merged matrix
-//     h    = act(gate) * up                  GLU, or UNARY and MUL, or SQR(RELU(up)) without a gate
-//     down = MUL_MAT_ID(W_down, h, ids)      [hidden_dim, top_k, num_tokens]; ADD_ID after each when biased
-//     y    = down * weights                  weights [1, top_k, num_tokens]
-//     out  = y[:,0] + y[:,1] + …             VIEWs and ADDs; CONT when top_k is 1
+//     gate = MUL_MAT_ID(W_gate, x, ids)      x [hidden_dim, 1, num_tokens] (or top_k in the middle:
+//     weight before) up   = MUL_MAT_ID(W_up, x, ids)        ids [top_k, num_tokens]; gate and up
+//     may be one merged matrix h    = act(gate) * up                  GLU, or UNARY and MUL, or
+//     SQR(RELU(up)) without a gate down = MUL_MAT_ID(W_down, h, ids)      [hidden_dim, top_k,
+//     num_tokens]; ADD_ID after each when biased y    = down * weights                  weights [1,
+//     top_k, num_tokens] out  = y[:,0] + y[:,1] + …             VIEWs and ADDs; CONT when top_k is
+//     1
 #ifndef SWARM_ROUTED_H
 #define SWARM_ROUTED_H
 
@@ -20,11 +21,13 @@ struct routed {
     const struct ggml_tensor *x, *ids, *weights, *out;
 };
 
-// Does this operation belong to the routed experts? Whatever touches the device's weights does, known or not:
-// the unknown must come to routed_match(), which refuses it, and never to another backend, which would read them.
+// Does this operation belong to the routed experts? Whatever touches the device's weights does,
+// known or not: the unknown must come to routed_match(), which refuses it, and never to another
+// backend, which would read them.
 bool routed_claims(const struct ggml_tensor *op, is_swarm_weight is_weight);
 
-// Find the experts in `graph`. Returns 0; or -1 and fills `refusal`; or 1 when the graph only moves no data.
+// Find the experts in `graph`. Returns 0; or -1 and fills `refusal`; or 1 when the graph only moves
+// no data.
 int routed_match(struct ggml_cgraph *graph, is_swarm_weight is_weight, struct routed *found,
                  struct swarm_refusal *refusal);
 

@@ -1,13 +1,19 @@
-// The ggml device "Swarm": llama.cpp gives it the routed experts of each layer, it asks the dispatcher for their sum.
+// The ggml device "Swarm": llama.cpp gives it the routed experts of each layer, it asks the
+// dispatcher for their sum.
 //
 // How llama.cpp comes to call it, without a patch:
-//  - `tensor_buft_overrides` places the expert tensors (`_exps`) in this device's buffers. Those are address space
-//    only: the loader's bytes are dropped, the pages allow no access, so that nobody can ever read zeros as weights.
-//  - the scheduler assigns an operation on such a weight to this device, and what hangs on it (supports_op). The
-//    whole of a layer's experts becomes one piece of graph: graph_optimize sees it at load, graph_compute per step.
-//  - graph_compute takes x, ids and weights from the tensors, asks (link.c), writes the one output tensor. The
-//    tensors in between are never computed. Any failure is GGML_STATUS_FAILED: llama-server answers the requests
-//    of that step with an error and goes on.
+//  - `tensor_buft_overrides` places the expert tensors (`_exps`) in this device's buffers. Those
+//  are address space
+//    only: the loader's bytes are dropped, the pages allow no access, so that nobody can ever read
+//    zeros as weights.
+//  - the scheduler assigns an operation on such a weight to this device, and what hangs on it
+//  (supports_op). The
+//    whole of a layer's experts becomes one piece of graph: graph_optimize sees it at load,
+//    graph_compute per step.
+//  - graph_compute takes x, ids and weights from the tensors, asks (link.c), writes the one output
+//  tensor. The
+//    tensors in between are never computed. Any failure is GGML_STATUS_FAILED: llama-server answers
+//    the requests of that step with an error and goes on.
 
 #include "swarm_device.h"
 
@@ -26,7 +32,8 @@
 enum { MAX_LAYERS = 512, MAX_SOURCES = 8 * 512, ALIGNMENT = 64, SENTENCE = 512 };
 
 static struct abi_words registry, device, buffer_type, backend;
-static char guid[16] = {'e', 'x', 'p', 'e', 'r', 't', 's', 'w', 'a', 'r', 'm', '-', 'd', 'e', 'v', '1'};
+static char guid[16] = {'e', 'x', 'p', 'e', 'r', 't', 's', 'w',
+                        'a', 'r', 'm', '-', 'd', 'e', 'v', '1'};
 
 // Under `lock`: several llama contexts of one process may compute at once.
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -39,38 +46,33 @@ static char error[2 * SENTENCE];
 static struct {
     uintptr_t data;
     size_t size;
-} sources[MAX_SOURCES];  // where in the mapped file the loader found expert weights
+} sources[MAX_SOURCES]; // where in the mapped file the loader found expert weights
 static int num_sources;
-static bool reached;  // graph_compute has been called: part of the self-test
+static bool reached; // graph_compute has been called: part of the self-test
 
 // ---- names and properties ----
 
-static const char *get_name(void *self)
-{
+static const char *get_name(void *self) {
     (void)self;
     return "Swarm";
 }
 
-static const char *get_description(void *self)
-{
+static const char *get_description(void *self) {
     (void)self;
     return "routed experts computed by the swarm";
 }
 
-static void get_memory(void *self, size_t *available, size_t *total)
-{
+static void get_memory(void *self, size_t *available, size_t *total) {
     (void)self;
-    *available = *total = 0;  // none to report: llama.cpp shall not plan with it
+    *available = *total = 0; // none to report: llama.cpp shall not plan with it
 }
 
-static int get_type(void *self)
-{
+static int get_type(void *self) {
     (void)self;
-    return ABI_DEVICE_ACCEL;  // beside the CPU: takes tensors by name only, never whole layers
+    return ABI_DEVICE_ACCEL; // beside the CPU: takes tensors by name only, never whole layers
 }
 
-static void get_props(void *self, struct abi_device_props *props)
-{
+static void get_props(void *self, struct abi_device_props *props) {
     (void)self;
     props->name = get_name(NULL);
     props->description = get_description(NULL);
@@ -82,14 +84,13 @@ static void get_props(void *self, struct abi_device_props *props)
 struct region {
     char *base;
     size_t size;
-    bool open;     // pages can be read and written: a buffer for results
-    bool counted;  // its weights are in the statistics
+    bool open;    // pages can be read and written: a buffer for results
+    bool counted; // its weights are in the statistics
 };
 
 static struct region *region_of(void *buffer) { return abi_word(buffer, layout->buffer.context); }
 
-static int usage_of(void *buffer)
-{
+static int usage_of(void *buffer) {
     int usage;
     memcpy(&usage, (void **)buffer + layout->buffer.usage, sizeof usage);
     return usage;
@@ -97,16 +98,14 @@ static int usage_of(void *buffer)
 
 static void *get_base(void *buffer) { return region_of(buffer)->base; }
 
-static void free_buffer(void *buffer)
-{
+static void free_buffer(void *buffer) {
     struct region *region = region_of(buffer);
     munmap(region->base, region->size);
     free(region);
 }
 
 // llama.cpp says what a buffer is for after it is made and before a result is placed in it.
-static int init_tensor(void *buffer, tensor_p tensor)
-{
+static int init_tensor(void *buffer, tensor_p tensor) {
     (void)tensor;
     struct region *region = region_of(buffer);
     if (region->open || usage_of(buffer) != ABI_USAGE_COMPUTE) return ABI_STATUS_SUCCESS;
@@ -115,17 +114,16 @@ static int init_tensor(void *buffer, tensor_p tensor)
     return ABI_STATUS_SUCCESS;
 }
 
-// The loader maps the whole file, touches every page of it, and offers the weights from there. Remember where those
-// of the experts lie, so that swarm_drop_pages() can hand their pages back.
-static void note_source(const void *data, size_t size)
-{
+// The loader maps the whole file, touches every page of it, and offers the weights from there.
+// Remember where those of the experts lie, so that swarm_drop_pages() can hand their pages back.
+static void note_source(const void *data, size_t size) {
     if (num_sources == MAX_SOURCES) return;
     sources[num_sources].data = (uintptr_t)data;
     sources[num_sources++].size = size;
 }
 
-static void set_tensor(void *buffer, tensor_p tensor, const void *data, size_t offset, size_t size)
-{
+static void set_tensor(void *buffer, tensor_p tensor, const void *data, size_t offset,
+                       size_t size) {
     struct region *region = region_of(buffer);
     if (region->open) {
         memcpy((char *)tensor->data + offset, data, size);
@@ -137,31 +135,30 @@ static void set_tensor(void *buffer, tensor_p tensor, const void *data, size_t o
     region->counted = true;
 }
 
-static void get_tensor(void *buffer, const struct ggml_tensor *tensor, void *data, size_t offset, size_t size)
-{
+static void get_tensor(void *buffer, const struct ggml_tensor *tensor, void *data, size_t offset,
+                       size_t size) {
     if (region_of(buffer)->open)
         memcpy(data, (const char *)tensor->data + offset, size);
     else
-        memset(data, 0xff, size);  // NaN in every float format: whoever uses it will notice
+        memset(data, 0xff, size); // NaN in every float format: whoever uses it will notice
 }
 
-static void memset_tensor(void *buffer, tensor_p tensor, uint8_t value, size_t offset, size_t size)
-{
+static void memset_tensor(void *buffer, tensor_p tensor, uint8_t value, size_t offset,
+                          size_t size) {
     if (region_of(buffer)->open) memset((char *)tensor->data + offset, value, size);
 }
 
-static void clear(void *buffer, uint8_t value)
-{
+static void clear(void *buffer, uint8_t value) {
     struct region *region = region_of(buffer);
     if (region->open) memset(region->base, value, region->size);
 }
 
-static void *alloc_buffer(void *type, size_t size)
-{
+static void *alloc_buffer(void *type, size_t size) {
     struct region *region = calloc(1, sizeof *region);
     if (!region) return NULL;
     region->size = size ? size : ALIGNMENT;
-    region->base = mmap(NULL, region->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    region->base =
+        mmap(NULL, region->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (region->base == MAP_FAILED) {
         free(region);
         return NULL;
@@ -177,20 +174,17 @@ static void *alloc_buffer(void *type, size_t size)
     return lib.ggml_backend_buffer_init(type, slots, region, size);
 }
 
-static size_t get_alignment(void *type)
-{
+static size_t get_alignment(void *type) {
     (void)type;
     return ALIGNMENT;
 }
 
-static bool is_host(void *type)
-{
+static bool is_host(void *type) {
     (void)type;
-    return true;  // results lie in ordinary memory: the CPU backend takes them without a copy
+    return true; // results lie in ordinary memory: the CPU backend takes them without a copy
 }
 
-static bool is_weight(const struct ggml_tensor *tensor)
-{
+static bool is_weight(const struct ggml_tensor *tensor) {
     void *buffer = tensor->buffer;
     return buffer && abi_word(buffer, layout->buffer.buft) == (void *)&buffer_type &&
            usage_of(buffer) == ABI_USAGE_WEIGHTS;
@@ -198,15 +192,13 @@ static bool is_weight(const struct ggml_tensor *tensor)
 
 // ---- graphs ----
 
-static void note_failure(int layer, const char *why)
-{
+static void note_failure(int layer, const char *why) {
     stats.failures++;
     snprintf(error, sizeof error, "layer %d: %s", layer, why);
     lib.ggml_log_internal(ABI_LOG_ERROR, "swarm: %s\n", error);
 }
 
-static void note_refusal(const struct swarm_refusal *found)
-{
+static void note_refusal(const struct swarm_refusal *found) {
     if (!refused) refusal = *found;
     refused = 1;
     snprintf(error, sizeof error, "refused: %s (op %s, layer %d, tensor %s)", found->why, found->op,
@@ -214,8 +206,7 @@ static void note_refusal(const struct swarm_refusal *found)
     lib.ggml_log_internal(ABI_LOG_ERROR, "swarm: %s\n", error);
 }
 
-static void note_layer(const struct swarm_layer *seen)
-{
+static void note_layer(const struct swarm_layer *seen) {
     int i = 0;
     while (i < num_layers && layers[i].layer != seen->layer) i++;
     if (i == MAX_LAYERS) return;
@@ -224,8 +215,7 @@ static void note_layer(const struct swarm_layer *seen)
 }
 
 // At load (and whenever the graph is built anew): learn the layer's formula, or refuse the model.
-static void graph_optimize(void *self, struct ggml_cgraph *graph)
-{
+static void graph_optimize(void *self, struct ggml_cgraph *graph) {
     (void)self;
     struct routed found;
     struct swarm_refusal why;
@@ -236,8 +226,7 @@ static void graph_optimize(void *self, struct ggml_cgraph *graph)
     pthread_mutex_unlock(&lock);
 }
 
-static int compute(struct ggml_cgraph *graph)
-{
+static int compute(struct ggml_cgraph *graph) {
     struct routed found;
     struct swarm_refusal why;
     int result = routed_match(graph, is_weight, &found, &why);
@@ -250,8 +239,10 @@ static int compute(struct ggml_cgraph *graph)
         note_failure(found.seen.layer, "router weights before the experts are not supported yet");
         return ABI_STATUS_FAILED;
     }
-    const struct ggml_tensor *x = found.x, *ids = found.ids, *weights = found.weights, *out = found.out;
-    if (ids->ne[1] == 0) return ABI_STATUS_SUCCESS;  // last layer of a prompt's piece that wants no logits
+    const struct ggml_tensor *x = found.x, *ids = found.ids, *weights = found.weights,
+                             *out = found.out;
+    if (ids->ne[1] == 0)
+        return ABI_STATUS_SUCCESS; // last layer of a prompt's piece that wants no logits
     struct link_call call = {
         .layer = (uint32_t)found.seen.layer,
         .num_tokens = (uint32_t)ids->ne[1],
@@ -260,7 +251,7 @@ static int compute(struct ggml_cgraph *graph)
         .x = x->data,
         .x_stride = x->nb[2],
         .ids = ids->data,
-        .ids_stride = ids->nb[1],  // a view of the sorted experts: longer than top_k
+        .ids_stride = ids->nb[1], // a view of the sorted experts: longer than top_k
         .weights = weights->data,
         .weights_stride = weights->nb[2],
         .weight_pick_stride = weights->nb[1],
@@ -277,8 +268,7 @@ static int compute(struct ggml_cgraph *graph)
     return ABI_STATUS_SUCCESS;
 }
 
-static int graph_compute(void *self, struct ggml_cgraph *graph)
-{
+static int graph_compute(void *self, struct ggml_cgraph *graph) {
     (void)self;
     pthread_mutex_lock(&lock);
     reached = true;
@@ -287,14 +277,12 @@ static int graph_compute(void *self, struct ggml_cgraph *graph)
     return status;
 }
 
-static bool supports_op(void *self, const struct ggml_tensor *op)
-{
+static bool supports_op(void *self, const struct ggml_tensor *op) {
     (void)self;
     return is_weight(op) || routed_claims(op, is_weight);
 }
 
-static bool supports_buft(void *self, void *type)
-{
+static bool supports_buft(void *self, void *type) {
     (void)self;
     return type == (void *)&buffer_type || lib.ggml_backend_buft_is_host(type);
 }
@@ -303,33 +291,28 @@ static bool supports_buft(void *self, void *type)
 
 static void free_backend(void *self) { (void)self; }
 
-static void *init_backend(void *self, const char *parameters)
-{
+static void *init_backend(void *self, const char *parameters) {
     (void)self;
     (void)parameters;
     return &backend;
 }
 
-static void *get_buffer_type(void *self)
-{
+static void *get_buffer_type(void *self) {
     (void)self;
     return &buffer_type;
 }
 
-static size_t get_device_count(void *self)
-{
+static size_t get_device_count(void *self) {
     (void)self;
     return 1;
 }
 
-static void *get_device(void *self, size_t index)
-{
+static void *get_device(void *self, size_t index) {
     (void)self;
     return index == 0 ? &device : NULL;
 }
 
-static void fill_vtables(void)
-{
+static void fill_vtables(void) {
     const struct abi_layout *l = layout;
     memcpy(&registry.word[0], &l->api_version, sizeof l->api_version);
     registry.word[l->registry.get_name] = (void *)get_name;
@@ -363,10 +346,10 @@ static void fill_vtables(void)
 
 // ---- self-test ----
 
-// Through the library's own front door: does it find, call and understand this device? One layer of experts is put
-// together with ggml's functions and must be recognised, a changed one must be refused.
-static int check_graph(context_p ctx, void *weights_buffer, char *why, size_t why_size)
-{
+// Through the library's own front door: does it find, call and understand this device? One layer of
+// experts is put together with ggml's functions and must be recognised, a changed one must be
+// refused.
+static int check_graph(context_p ctx, void *weights_buffer, char *why, size_t why_size) {
     enum { D = 8, F = 4, E = 5, K = 2, T = 3 };
     char *base = lib.ggml_backend_buffer_get_base(weights_buffer);
     tensor_p matrix[3];
@@ -394,32 +377,39 @@ static int check_graph(context_p ctx, void *weights_buffer, char *why, size_t wh
     struct routed found;
     struct swarm_refusal refused_here;
     if (routed_match(graph, is_weight, &found, &refused_here))
-        return snprintf(why, why_size, "self-test: experts not recognised: %s (%s)", refused_here.why, refused_here.op), -1;
+        return snprintf(why, why_size, "self-test: experts not recognised: %s (%s)",
+                        refused_here.why, refused_here.op),
+               -1;
     const struct swarm_layer *seen = &found.seen;
-    bool right = seen->layer == 7 && seen->num_experts == E && seen->top_k == K && seen->hidden_dim == D &&
-                 seen->expert_dim == F && seen->activation == SWARM_SILU && !seen->biased && !seen->weight_before &&
-                 found.x == x && found.ids == ids && found.weights == router && found.out == out;
-    bool claims = lib.ggml_backend_dev_supports_op(&device, gate) && lib.ggml_backend_dev_supports_op(&device, out) &&
+    bool right = seen->layer == 7 && seen->num_experts == E && seen->top_k == K &&
+                 seen->hidden_dim == D && seen->expert_dim == F && seen->activation == SWARM_SILU &&
+                 !seen->biased && !seen->weight_before && found.x == x && found.ids == ids &&
+                 found.weights == router && found.out == out;
+    bool claims = lib.ggml_backend_dev_supports_op(&device, gate) &&
+                  lib.ggml_backend_dev_supports_op(&device, out) &&
                   !lib.ggml_backend_dev_supports_op(&device, residual);
-    if (!right || !claims) return snprintf(why, why_size, "self-test: experts recognised wrongly"), -1;
+    if (!right || !claims)
+        return snprintf(why, why_size, "self-test: experts recognised wrongly"), -1;
 
     struct ggml_cgraph *partial = lib.ggml_new_graph(ctx);
     lib.ggml_build_forward_expand(partial, first);
     if (routed_match(partial, is_weight, &found, &refused_here) == 0)
         return snprintf(why, why_size, "self-test: half a layer passed for a whole one"), -1;
     // An empty graph must arrive at graph_compute: nothing to do, success.
-    if (lib.ggml_backend_graph_compute(&backend, lib.ggml_new_graph(ctx)) != ABI_STATUS_SUCCESS || !reached)
+    if (lib.ggml_backend_graph_compute(&backend, lib.ggml_new_graph(ctx)) != ABI_STATUS_SUCCESS ||
+        !reached)
         return snprintf(why, why_size, "self-test: graph_compute was not reached"), -1;
     return 0;
 }
 
-static int self_test(char *why, size_t why_size)
-{
-    bool found = lib.ggml_backend_dev_by_name("Swarm") == (void *)&device &&
-                 lib.ggml_backend_dev_type(&device) == ABI_DEVICE_ACCEL &&
-                 lib.ggml_backend_dev_buffer_type(&device) == (void *)&buffer_type &&
-                 lib.ggml_backend_get_device(lib.ggml_backend_dev_init(&device, NULL)) == (void *)&device;
-    if (!found) return snprintf(why, why_size, "self-test: the library does not find the device"), -1;
+static int self_test(char *why, size_t why_size) {
+    bool found =
+        lib.ggml_backend_dev_by_name("Swarm") == (void *)&device &&
+        lib.ggml_backend_dev_type(&device) == ABI_DEVICE_ACCEL &&
+        lib.ggml_backend_dev_buffer_type(&device) == (void *)&buffer_type &&
+        lib.ggml_backend_get_device(lib.ggml_backend_dev_init(&device, NULL)) == (void *)&device;
+    if (!found)
+        return snprintf(why, why_size, "self-test: the library does not find the device"), -1;
 
     void *buffer = lib.ggml_backend_buft_alloc_buffer(&buffer_type, 4 * 4096);
     if (!buffer) return snprintf(why, why_size, "self-test: no address space"), -1;
@@ -431,8 +421,7 @@ static int self_test(char *why, size_t why_size)
     return result;
 }
 
-EXPORT int swarm_open(const char *library_path, const char *socket_path, double call_timeout_s)
-{
+EXPORT int swarm_open(const char *library_path, const char *socket_path, double call_timeout_s) {
     if (abi_open(library_path, error, sizeof error)) return -1;
     fill_vtables();
     lib.ggml_backend_register(&registry);
@@ -442,22 +431,21 @@ EXPORT int swarm_open(const char *library_path, const char *socket_path, double 
     return 0;
 }
 
-EXPORT void swarm_drop_pages(void)
-{
+EXPORT void swarm_drop_pages(void) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     for (int i = 0; i < num_sources; i++) {
         uintptr_t first = (sources[i].data + page - 1) / page * page;
         uintptr_t end = (sources[i].data + sources[i].size) / page * page;
         if (end <= first) continue;
-        madvise((void *)first, end - first, MADV_RANDOM);  // a mapping of its own: a neighbour's fault stays outside
+        madvise((void *)first, end - first,
+                MADV_RANDOM); // a mapping of its own: a neighbour's fault stays outside
         madvise((void *)first, end - first, MADV_DONTNEED);
     }
 }
 
 EXPORT const char *swarm_error(void) { return error; }
 
-EXPORT int swarm_layers(struct swarm_layer *out, int capacity)
-{
+EXPORT int swarm_layers(struct swarm_layer *out, int capacity) {
     pthread_mutex_lock(&lock);
     int count = num_layers;
     for (int i = 0; i < count && i < capacity; i++) out[i] = layers[i];
@@ -465,8 +453,7 @@ EXPORT int swarm_layers(struct swarm_layer *out, int capacity)
     return count;
 }
 
-EXPORT int swarm_refused(struct swarm_refusal *out)
-{
+EXPORT int swarm_refused(struct swarm_refusal *out) {
     pthread_mutex_lock(&lock);
     if (refused) *out = refusal;
     int result = refused;
@@ -474,8 +461,7 @@ EXPORT int swarm_refused(struct swarm_refusal *out)
     return result;
 }
 
-EXPORT void swarm_read_stats(struct swarm_stats *out)
-{
+EXPORT void swarm_read_stats(struct swarm_stats *out) {
     pthread_mutex_lock(&lock);
     *out = stats;
     pthread_mutex_unlock(&lock);

@@ -1,4 +1,5 @@
-// The device as its host process sees it (child.py, logits_child.py mirror these structs with ctypes).
+// The device as its host process sees it (child.py, logits_child.py mirror these structs with
+// ctypes).
 #ifndef SWARM_DEVICE_H
 #define SWARM_DEVICE_H
 
@@ -17,14 +18,15 @@ enum swarm_activation {
 struct swarm_layer {
     int32_t layer;
     int32_t num_experts, top_k, hidden_dim, expert_dim;
-    int32_t gate_type, up_type, down_type;  // ggml type ids; gate_type -1: no gate
-    int32_t activation;                     // enum swarm_activation
-    float alpha, limit;                     // swiglu_oai
+    int32_t gate_type, up_type, down_type; // ggml type ids; gate_type -1: no gate
+    int32_t activation;                    // enum swarm_activation
+    float alpha, limit;                    // swiglu_oai
     int32_t biased;
-    int32_t weight_before;  // the router weight multiplies x, not y
+    int32_t weight_before; // the router weight multiplies x, not y
 };
 
-// Why the model cannot be served: the operation, layer and tensor where the graph left what is known.
+// Why the model cannot be served: the operation, layer and tensor where the graph left what is
+// known.
 struct swarm_refusal {
     int32_t layer;
     char op[32];
@@ -34,16 +36,16 @@ struct swarm_refusal {
 
 struct swarm_stats {
     uint64_t calls, rows, failures;
-    uint64_t weight_bytes;   // address space given to expert weights; no byte of it is held
-    uint64_t dropped_bytes;  // weight bytes that the loader offered and that were dropped
+    uint64_t weight_bytes;  // address space given to expert weights; no byte of it is held
+    uint64_t dropped_bytes; // weight bytes that the loader offered and that were dropped
 };
 
-// Register device "Swarm" in the library (a path, already loaded in this process) and connect to the dispatcher's
-// socket. Returns 0, or -1: swarm_error() says why. Once per process.
+// Register device "Swarm" in the library (a path, already loaded in this process) and connect to
+// the dispatcher's socket. Returns 0, or -1: swarm_error() says why. Once per process.
 int swarm_open(const char *library_path, const char *socket_path, double call_timeout_s);
 
-// Hand back the pages of the mapped model file that hold nothing but expert weights. Only for a model loaded with
-// mmap and still open: they are clean pages of a file, so nothing is lost.
+// Hand back the pages of the mapped model file that hold nothing but expert weights. Only for a
+// model loaded with mmap and still open: they are clean pages of a file, so nothing is lost.
 void swarm_drop_pages(void);
 
 // The last failure, in words; empty when there was none.

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from backbone.engine.link import LayerCall
-from backbone.engine.supervisor import Engine, EngineConfig
+from backbone.engine.supervisor import PACKAGE_ROOT, Engine, EngineConfig, resident_bytes
 from backbone.errors import EngineDown, EngineError, EngineRefused, FormulaUnsupported, SwarmError
 from backbone.model.formula import Formula
 from backbone.model.gguf import Model, open_model
@@ -243,6 +244,37 @@ async def test_killed_engine_is_started_again_and_says_why(small_model: Model) -
         assert await complete(engine) == good
     with pytest.raises(EngineDown, match="stopped"):
         _ = engine.url
+
+
+BACKBONE_THAT_IS_KILLED = """
+import asyncio, os, sys
+from pathlib import Path
+from backbone.engine.supervisor import PACKAGE_ROOT, Engine, EngineConfig, resident_bytes
+from backbone.model.gguf import open_model
+from tests.fakes.local_experts import LocalExperts
+
+async def main(path):
+    async with Engine(EngineConfig(model=path, n_ctx=256), LocalExperts(open_model(path))) as engine:
+        print(engine.pid, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+async def test_engine_ends_when_its_backbone_is_killed(small_model: Model) -> None:
+    backbone = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", BACKBONE_THAT_IS_KILLED, str(small_model.path),
+        cwd=PACKAGE_ROOT, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert backbone.stdout is not None
+    pid = int(await asyncio.wait_for(backbone.stdout.readline(), 60))
+    assert resident_bytes(pid) > 0
+    backbone.kill()
+    await backbone.wait()
+    async with asyncio.timeout(30):
+        while resident_bytes(pid):  # gone, or a zombie that nobody has reaped: it holds nothing
+            await asyncio.sleep(0.01)
 
 
 async def test_engine_holds_no_expert_weights(tmp_path: Path) -> None:

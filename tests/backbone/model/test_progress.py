@@ -1,0 +1,35 @@
+import io
+
+import pytest
+
+from backbone.model.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bar_grows_on_a_terminal_and_is_drawn_once_per_percent() -> None:
+    stream = Terminal()
+    with Progress("hashing", 1000, stream) as progress:
+        for _ in range(1000):
+            progress.advance()
+    frames = stream.getvalue().split("\r")
+    assert len(frames) == 102
+    assert frames[-1].endswith("100%\n")
+    assert frames[50].count("█") == 14
+
+
+def test_a_log_gets_one_line() -> None:
+    stream = io.StringIO()
+    with Progress("hashing", 10, stream) as progress:
+        progress.advance(10)
+    assert stream.getvalue() == "hashing: done\n"
+
+
+def test_failure_is_told() -> None:
+    for stream in (io.StringIO(), Terminal()):
+        with pytest.raises(ValueError), Progress("hashing", 10, stream):
+            raise ValueError("disk full")
+        assert "hashing: stopped: disk full" in stream.getvalue()
