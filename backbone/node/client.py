@@ -36,9 +36,9 @@ from relay.wire.messages import Failure, Hello, Offer, Partial, SliceReady
 log = logging.getLogger(__name__)
 
 RATE_WINDOW_S = 10.0
-INLINE_BYTES = (
-    4_000_000  # weights a core streams in about half a millisecond: less than two thread switches cost
-)
+# Weights one core streams in about half a millisecond. Computed on the loop, such a call is spared two thread
+# switches, which cost 0.2 ms on a busy machine with two cores.
+INLINE_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ export class NodeClient {
     this.power = options.power;
     this.defer = options.defer ?? deferByChannel();
     this.computedAt = -Infinity;
+    this.ranAt = 0; // Date.now() after the last computation: a long one is no sleep
     /** @type {Kernel|null} */
     this.kernel = null;
     /** @type {'untested'|'passed'|'failed'} */
@@ -456,6 +457,7 @@ export class NodeClient {
       return { type: 'CallFailed', ticket, code, message };
     } finally {
       this.computedAt = this.clock();
+      this.ranAt = Date.now();
     }
   }
 

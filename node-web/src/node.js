@@ -16,6 +16,7 @@ export const GOING_AWAY = 1001; // RFC 6455 §7.4.1
 
 /** Close codes after which reconnecting unchanged cannot help (PROTOCOL.md "Close codes"). */
 export const FINAL_CLOSES = new Map([
+  [1009, 'this node sent a message larger than the relay takes'],
   [4400, 'the relay could not read what this node sent; one of the two needs an update'],
   [4401, 'the relay refused this identity'],
   [4409, 'this device joined again elsewhere (another tab or process with the same identity)'],

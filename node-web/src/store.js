@@ -15,7 +15,7 @@ const SLICE_NAME = /^[0-9a-f]{64}$/;
  * @property {'opfs' | 'cache' | 'memory'} kind  memory: nothing outlives the page
  * @property {() => Promise<Map<string, number>>} list  slice id -> bytes
  * @property {(slice: string) => Promise<Uint8Array | null>} read
- * @property {(slice: string, data: Uint8Array) => Promise<boolean>} write  false: no room, or not possible
+ * @property {(slice: string, data: Uint8Array) => Promise<'kept' | 'full' | 'refused'>} write  refused: not now, not here
  * @property {(slice: string) => Promise<void>} remove
  */
 
@@ -25,7 +25,7 @@ export async function openStore() {
     try {
       const store = await open();
       const data = Uint8Array.of(1, 2, 3);
-      if (await store.write(PROBE, data)) {
+      if ((await store.write(PROBE, data)) === 'kept') {
         const back = await store.read(PROBE);
         await store.remove(PROBE);
         if (back !== null && back.length === 3 && back[2] === 3) return store;
@@ -48,7 +48,7 @@ export class NoStore {
     return null;
   }
   async write() {
-    return false;
+    return /** @type {const} */ ('refused');
   }
   async remove() {}
 }
@@ -94,19 +94,24 @@ export class OpfsStore {
 
   /** @param {string} slice @param {Uint8Array} data */
   async write(slice, data) {
-    let access = null;
+    let access;
     try {
       access = await (await this.folder.getFileHandle(slice, { create: true })).createSyncAccessHandle();
-      access.truncate(0);
-      const written = access.write(data, { at: 0 });
-      access.flush();
-      access.close();
-      if (written === data.length) return true;
     } catch {
-      access?.close(); // QuotaExceededError, or another tab writes the same slice
+      return /** @type {const} */ ('refused'); // another tab writes the same slice: it is not ours to remove
     }
+    let written = 0;
+    try {
+      await access.truncate(0); // a promise in Safari before 16.4, as all of these but write
+      written = access.write(data, { at: 0 });
+      await access.flush();
+    } catch {
+      written = -1; // QuotaExceededError
+    }
+    await access.close();
+    if (written === data.length) return /** @type {const} */ ('kept');
     await this.remove(slice);
-    return false;
+    return /** @type {const} */ ('full');
   }
 
   /** @param {string} slice */
@@ -164,10 +169,10 @@ export class CacheStore {
     try {
       const headers = { 'content-length': String(data.length), 'content-type': 'application/octet-stream' };
       await this.cache.put(`/kept/${slice}`, new Response(/** @type {any} */ (data), { headers }));
-      return true;
+      return /** @type {const} */ ('kept');
     } catch {
       await this.remove(slice); // QuotaExceededError
-      return false;
+      return /** @type {const} */ ('full');
     }
   }
 
@@ -219,11 +224,9 @@ export class Keeper {
     if (this.kept.has(slice)) return;
     await this.makeRoom(data.length, wanted);
     if (this.keptBytes + data.length > this.budgetBytes) return;
-    if (await this.store.write(slice, data)) {
-      this.kept.set(slice, data.length);
-    } else if (this.store.kind !== 'memory') {
-      this.full = true;
-    }
+    const outcome = await this.store.write(slice, data);
+    if (outcome === 'kept') this.kept.set(slice, data.length);
+    if (outcome === 'full') this.full = true;
   }
 
   /** @param {number} sizeBytes @param {(slice: string) => boolean} wanted */

@@ -76,7 +76,8 @@ function report() {
 /** Wake when we slept or did not run for a while, whatever the browser tells or does not tell. */
 function look() {
   const now = Date.now();
-  const jumped = now - lastTick > JUMP_MS || now < lastTick - JUMP_MS;
+  const ran = Math.max(lastTick, client?.ranAt ?? 0);
+  const jumped = now - ran > JUMP_MS || now < ran - JUMP_MS;
   lastTick = now;
   if (jumped || client?.machine.asleep) client?.wake();
 }

@@ -167,10 +167,10 @@ export class FakeStore {
 
   /** @param {string} slice @param {Uint8Array} data */
   async write(slice, data) {
-    if (data.length > this.roomBytes) return false;
+    if (data.length > this.roomBytes) return /** @type {const} */ ('full');
     this.roomBytes -= data.length;
     this.slices.set(slice, data.slice());
-    return true;
+    return /** @type {const} */ ('kept');
   }
 
   /** @param {string} slice */

@@ -2,7 +2,8 @@
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
-import { NodeMachine, backoffS } from '../src/node.js';
+import { backoffS, FINAL_CLOSES, NodeMachine } from '../src/node.js';
+import { FATAL } from '../src/wire/close.js';
 
 const VECTORS = JSON.parse(readFileSync(new URL('../../tests/vectors/node_machine.json', import.meta.url), 'utf8'));
 
@@ -25,6 +26,10 @@ for (const scenario of VECTORS.scenarios) {
     });
   });
 }
+
+test('the closes after which a node stops are those the protocol calls fatal', () => {
+  assert.deepEqual([...FINAL_CLOSES.keys()].sort(), [...FATAL].sort());
+});
 
 test('backoff grows to its cap and never falls below half', () => {
   assert.deepEqual([0, 1, 2, 6, 500].map((n) => backoffS(n, 1)), [0.5, 1, 2, 30, 30]);

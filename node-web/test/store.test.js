@@ -36,7 +36,7 @@ class FakeCache {
 
 test('the cache store gives back what it was given, and forgets', async () => {
   const store = new CacheStore(/** @type {any} */ (new FakeCache()));
-  assert.equal(await store.write(ID('a'), Uint8Array.of(1, 2, 3)), true);
+  assert.equal(await store.write(ID('a'), Uint8Array.of(1, 2, 3)), 'kept');
   assert.deepEqual(await store.read(ID('a')), Uint8Array.of(1, 2, 3));
   assert.deepEqual(await store.list(), new Map([[ID('a'), 3]]));
   await store.remove(ID('a'));
@@ -46,13 +46,13 @@ test('the cache store gives back what it was given, and forgets', async () => {
 test('a full cache refuses without throwing', async () => {
   const cache = new FakeCache();
   cache.full = true;
-  assert.equal(await new CacheStore(/** @type {any} */ (cache)).write(ID('a'), new Uint8Array(3)), false);
+  assert.equal(await new CacheStore(/** @type {any} */ (cache)).write(ID('a'), new Uint8Array(3)), 'full');
 });
 
 test('where neither OPFS nor the Cache API works nothing is kept', async () => {
   const store = await openStore();
   assert.equal(store.kind, 'memory');
-  assert.equal(await store.write(ID('a'), new Uint8Array(1)), false);
+  assert.equal(await store.write(ID('a'), new Uint8Array(1)), 'refused');
 });
 
 test('the keeper never exceeds its budget and drops only what is not wanted', async () => {

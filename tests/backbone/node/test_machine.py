@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backbone.node import events
-from backbone.node.machine import NodeConfig, NodeMachine, State, backoff_s
+from backbone.node.machine import FINAL_CLOSES, NodeConfig, NodeMachine, State, backoff_s
+from relay.wire.close import FATAL
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "node_machine.json").read_text())
 EVENTS = events.Event.__value__.__args__
@@ -77,6 +78,10 @@ def test_scenarios_use_every_event_and_every_state() -> None:
     steps = [step for scenario in VECTORS["scenarios"] for step in scenario["steps"]]
     assert {step["event"]["type"] for step in steps if "event" in step} == {cls.__name__ for cls in EVENTS}
     assert {step["state"] for step in steps if "state" in step} == {state.value for state in State}
+
+
+def test_closes_after_which_a_node_stops_are_those_the_protocol_calls_fatal() -> None:
+    assert set(FINAL_CLOSES) == FATAL
 
 
 def test_backoff_grows_to_its_cap_and_never_falls_below_half() -> None:
