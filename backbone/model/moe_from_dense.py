@@ -9,8 +9,6 @@ but the order of the sum; what remains is the rounding of the weights into their
 So a real model, with its tokenizer and its legible text, sends every feed-forward layer through the swarm.
 """
 
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, Re
 from gguf.quants import dequantize
 
 from backbone.errors import ModelError
+from backbone.model.files import written_atomically
 from backbone.model.progress import Progress
 from backbone.model.quantise import Floats, quantise
 
@@ -76,30 +75,25 @@ def convert(source: Path, target: Path, num_experts: int, kind: str, name: str) 
     ffn_dim = _uint(reader, "llama.feed_forward_length")
     if ffn_dim % num_experts:
         raise ModelError(f"{ffn_dim} inner columns do not divide into {num_experts} experts")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
-    os.close(handle)
-    writer = GGUFWriter(temporary, "llama")
-    try:
-        _copy_metadata(reader, writer, num_experts, ffn_dim // num_experts, name)
-        with Progress(f"converting {name}", num_layers) as progress:
-            for tensor in reader.tensors:
-                if ".ffn_gate." in tensor.name or ".ffn_up." in tensor.name:
-                    continue
-                if ".ffn_down." in tensor.name:
-                    layer = int(tensor.name.split(".")[1])
-                    _add_experts(writer, tensors, layer, num_experts, KINDS[kind])
-                    progress.advance()
-                else:
-                    writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        os.replace(temporary, target)
-    finally:
-        writer.close()
-        Path(temporary).unlink(missing_ok=True)
+    with written_atomically(target) as scratch:
+        writer = GGUFWriter(scratch, "llama")
+        try:
+            _copy_metadata(reader, writer, num_experts, ffn_dim // num_experts, name)
+            with Progress(f"converting {name}", num_layers) as progress:
+                for tensor in reader.tensors:
+                    if ".ffn_gate." in tensor.name or ".ffn_up." in tensor.name:
+                        continue
+                    if ".ffn_down." in tensor.name:
+                        layer = int(tensor.name.split(".")[1])
+                        _add_experts(writer, tensors, layer, num_experts, KINDS[kind])
+                        progress.advance()
+                    else:
+                        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+        finally:
+            writer.close()
 
 
 def _copy_metadata(

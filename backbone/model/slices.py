@@ -7,14 +7,13 @@ once; the hashes are kept in the cache directory, keyed by path, size and modifi
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from backbone.errors import ModelError
+from backbone.model.files import written_atomically
 from backbone.model.formula import Formula
 from backbone.model.gguf import Model
 from backbone.model.progress import Progress
@@ -124,11 +123,8 @@ def slice_hashes(model: Model, cache_dir: Path) -> SliceHashes:
         for layer in model.layers:
             hashes[layer] = tuple(_hash(model, layer, expert) for expert in range(model.num_experts))
             progress.advance()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    with os.fdopen(handle, "w") as file:
-        json.dump(hashes, file)
-    os.replace(temporary, path)
+    with written_atomically(path) as scratch:
+        scratch.write_text(json.dumps(hashes))
     return hashes
 
 
