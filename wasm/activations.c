@@ -3,8 +3,8 @@
 #include "kernel.h"
 
 enum { MAX_BLOCK = 256 };
-static const float MIN_AMAX =
-    0x1p-100f; // below, a block counts as zero: its scale and 1/scale stay normal numbers
+// Below, a block counts as zero, so that its scale and 1 / scale stay normal numbers.
+static const float MIN_AMAX = 0x1p-100f;
 
 // Round to nearest even by adding and taking off 1.5 * 2^23; exact for |x| < 2^22.
 INLINE float round_even(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
@@ -117,10 +117,14 @@ uint16_t f32_to_f16(float value) {
     return (uint16_t)(sign | (mantissa + half) >> shift);
 }
 
+__attribute__((noinline)) static void widen(const uint16_t *in, size_t count, float *out) {
+    for (size_t i = 0; i < count; i++) out[i] = f16_to_f32(in[i]);
+}
+
 EXPERT_EXPORT(expert_f16_to_f32)
 void expert_f16_to_f32(const uint16_t *in, size_t count, float *out) {
     const FloatMode mode = plain_floats();
-    for (size_t i = 0; i < count; i++) out[i] = f16_to_f32(in[i]);
+    widen(in, count, out);
     restore_floats(mode);
 }
 

@@ -92,8 +92,7 @@ int32_t expert_pack(const ExpertFormula *formula, const uint8_t *slice, size_t s
                   *down = up + matrix_bytes(plan.up, f, d);
     int32_t header[HEADER_BYTES / 4];
     write_header(formula, header);
-    __builtin_memset(packed, 0,
-                     HEADER_BYTES); // no valid header while the pack is half done or refused
+    __builtin_memset(packed, 0, HEADER_BYTES); // no header while the pack is half done or refused
     error = plan.gate->pack(slice, f, d, packed + plan.gate_at);
     if (!error) error = plan.up->pack(up, f, d, packed + plan.up_at);
     if (!error) error = plan.down->pack(down, d, f, packed + plan.down_at);
@@ -121,8 +120,7 @@ INLINE float exp_poly(float x) {
 
 // g / (1 + exp(-g)); exactly 0 below -87, where the true value is under 2e-36.
 INLINE float silu(float g) {
-    const float low = g > -87.0f ? g : -87.0f,
-                clamped = low < 87.0f ? low : 87.0f; // NaN becomes -87, and s NaN
+    const float low = g > -87.0f ? g : -87.0f, clamped = low < 87.0f ? low : 87.0f; // NaN: -87
     const float s = g / (1.0f + exp_poly(-clamped));
     return g < -87.0f ? 0.0f : s;
 }

@@ -1,14 +1,11 @@
 // The expert kernel: one routed expert of an MoE layer, computed the same way, bit for bit, on
 // every machine.
 //
-// This header is the whole door: sizes, packing, one call per dispatch, the wire forms, a
-// self-test. CONTRACT.md says what is computed; expert.c computes it in that order. Rules that hold
-// for every function:
-//   - no allocation, no statics that change, no exit, no printf: safe to call from several threads
-//   at once;
-//   - the caller owns every buffer; nothing is kept after the return except what was written to
-//   `packed`;
-//   - sizes are checked before a byte is read, since slices and dispatches come from the internet;
+// This header is the whole door: sizes, packing, one call per dispatch, the wire forms, a self-test.
+// CONTRACT.md says what is computed; expert.c computes it in that order. For every function:
+//   - no allocation, no statics that change, no exit, no printf: threads may call at once;
+//   - the caller owns every buffer; nothing is kept but what was written to `packed`;
+//   - sizes are checked before a byte is read: slices and dispatches come from the internet;
 //   - failure is a negative number from `enum expert_error`.
 #ifndef EXPERT_H
 #define EXPERT_H
@@ -28,32 +25,26 @@ enum { EXPERT_ABI_VERSION = 1 };
 
 enum expert_error {
     EXPERT_OK = 0,
-    EXPERT_NON_FINITE =
-        -1, // an infinity or NaN in weights, activations, router weights or an output
-    EXPERT_GRID_OVERFLOW = -2, // an output does not fit the integer grid: |n| >= 2^51
-    EXPERT_BAD_SIZE =
-        -3, // a dimension is no multiple of its block, or a buffer has the wrong length
-    EXPERT_UNSUPPORTED_FORMAT = -4, // no file in formats/ knows this ggml type
-    EXPERT_UNSUPPORTED_FORMULA =
-        -5,                // the activation, clamp, bias or weight position is not implemented
-    EXPERT_BAD_INDEX = -6, // a pick names an expert that was not passed
-    EXPERT_ENCODING_MISMATCH =
-        -7, // x came as int8 blocks of another size than gate or up want; send f32 or f16
-    EXPERT_BAD_VALUE =
-        -8, // an activation of -128, an exponent out of range, an unknown encoding or grid
-    EXPERT_NOT_PACKED =
-        -9, // an expert was packed for another formula, by another build, or not at all
-    EXPERT_SCRATCH_TOO_SMALL = -10, // ask expert_scratch_bytes() first
-    EXPERT_SELF_TEST_FAILED =
-        -11, // this machine does not compute what the contract says; it must not serve
+    EXPERT_NON_FINITE = -1,          // infinity or NaN in weights, activations or an output
+    EXPERT_GRID_OVERFLOW = -2,       // an output does not fit the integer grid: |n| >= 2^51
+    EXPERT_BAD_SIZE = -3,            // no multiple of the block, or a buffer of the wrong length
+    EXPERT_UNSUPPORTED_FORMAT = -4,  // no file in formats/ knows this ggml type
+    EXPERT_UNSUPPORTED_FORMULA = -5, // activation, clamp, bias, weight position: not implemented
+    EXPERT_BAD_INDEX = -6,           // a pick names an expert that was not passed
+    EXPERT_ENCODING_MISMATCH = -7,   // x in blocks that gate or up do not want; send f32 or f16
+    EXPERT_BAD_VALUE = -8,           // an int of -128, a wild exponent, an unknown encoding or grid
+    EXPERT_NOT_PACKED = -9,          // packed for another formula, by another build, or not at all
+    EXPERT_SCRATCH_TOO_SMALL = -10,  // ask expert_scratch_bytes() first
+    EXPERT_SELF_TEST_FAILED = -11,   // this machine does not keep the contract; it must not serve
 };
 
-enum expert_encoding {   // how x travels; PROTOCOL.md "Tensor encodings"
-    EXPERT_X_F32 = 0,    // f32 [num_tokens, hidden_dim]
-    EXPERT_X_F16 = 1,    // f16 [num_tokens, hidden_dim]
-    EXPERT_X_Q8A32 = 2,  // per row: f32 scales [hidden_dim/32], i8 ints [hidden_dim], zeros to a
-                         // multiple of 4 bytes
-    EXPERT_X_Q8A256 = 3, // the same with blocks of 256
+// How x travels (PROTOCOL.md, "x encodings"). Q8A, per row: f32 scales [hidden_dim / block], i8 ints
+// [hidden_dim], zeros to a multiple of 4 bytes.
+enum expert_encoding {
+    EXPERT_X_F32 = 0,   // f32 [num_tokens, hidden_dim]
+    EXPERT_X_F16 = 1,   // f16 [num_tokens, hidden_dim]
+    EXPERT_X_Q8A32 = 2, // blocks of 32
+    EXPERT_X_Q8A256 = 3,
 };
 
 enum expert_grid { EXPERT_GRID_X32 = 0, EXPERT_GRID_X16 = 1 }; // CONTRACT.md "Grid"
@@ -104,8 +95,8 @@ typedef struct { // one machine word per field (4 bytes in wasm32, 8 native), fo
 
 int32_t expert_abi_version(void);
 const char *expert_build(void); // "scalar", "sse41", "avx2", "neon", "wasm-plain"
-int32_t expert_cpu_level(
-    void); // what this CPU runs: 0 "scalar", 1 "sse41" or "neon", 2 "avx2"; ask the scalar library
+// What this CPU runs: 0 "scalar", 1 "sse41" or "neon", 2 "avx2". Ask the scalar library.
+int32_t expert_cpu_level(void);
 
 // Number of formats, and the ggml type of each: what this build can hold.
 int32_t expert_num_formats(void);
@@ -155,8 +146,7 @@ ptrdiff_t expert_self_test_scratch_bytes(void);
 int32_t expert_self_test(int32_t format_index, int32_t num_tokens, uint8_t *scratch,
                          size_t scratch_bytes, uint8_t digest[32]);
 
-// Read `size_bytes` and return a checksum: the memory bandwidth a kernel can hope for. For
-// benchmarks only.
+// Read memory and return a checksum: the bandwidth a kernel can hope for. For benchmarks only.
 uint32_t expert_read_memory(const uint8_t *data, size_t size_bytes);
 
 #endif

@@ -4,13 +4,14 @@
 // the float order is the same whatever the width. Integer primitives are exact; float primitives
 // are one IEEE operation each, never fused.
 //
-//   vi   LANES x i32 (or 2*LANES x i16, or 4*LANES x i8: rows side by side)      vf   LANES x f32
-//   xq   four int8 activations, given to every row                              Part  sum of a few
-//   columns per row f8   eight f32 lanes, lane = column mod 8: for F32 and F16 weights Scale
-//   integer scale of a sub-block per row
+//   vi     LANES x i32, or 2*LANES x i16, or 4*LANES x i8: rows side by side
+//   vf     LANES x f32
+//   xq     four int8 activations, given to every row
+//   Part   sum of a few columns per row          Scale   integer scale of a sub-block per row
+//   f8     eight f32 lanes, lane = column mod 8: for F32 and F16 weights
 //
 // The products differ most. x86 has pmaddubsw (u8 x i8 -> i16 pairs), so a Part stays i16 pairs
-// there and the scale is applied while widening; NEON has sdot; plain wasm multiplies i16, so
+// there and the scale is applied while widening; NEON has sdot; plain wasm multiplies i16, so its
 // activations are stored widened, even columns first.
 #ifndef EXPERT_SIMD_H
 #define EXPERT_SIMD_H

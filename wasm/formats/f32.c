@@ -1,10 +1,11 @@
 // F32 (ggml type 0): no blocks.
 //
-//   in the GGUF, row r:   | w0 f32 | w1 f32 | ... |                      4 * cols bytes
-//   packed, row r:        the same, zeros up to a multiple of 8 columns
+//   in the GGUF, row r           | w0 | w1 | ... |     4 * cols bytes
+//   packed, row r                the same, zeros up to a multiple of 8 columns
 //
-// Eight partial sums per row, one per (column mod 8), then the fixed tree ((0+4)+(2+6)) +
-// ((1+5)+(3+7)). A padding column adds +0 to a sum that is never -0, so it changes no bit.
+// Eight partial sums per row, one per (column mod 8), then the fixed tree
+// ((0+4)+(2+6)) + ((1+5)+(3+7)). A padding column adds +0 to a sum that is never -0, so it changes
+// no bit.
 #include "format.h"
 
 static uint64_t packed_bytes(uint64_t rows, uint64_t cols) {

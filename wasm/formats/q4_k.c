@@ -1,16 +1,16 @@
 // Q4_K (ggml type 12): blocks of 256 columns; 8 sub-blocks of 32 with a 6-bit scale and a 6-bit
 // minimum each.
 //
-//   in the GGUF   | d f16 | dmin f16 | 12 bytes: 8 scales and 8 minimums | 128 bytes of nibbles |
-//   144 bytes
-//       scales    byte 0..3   EEAAAAAA   scale 0..3: A; scale 4..7: eeee of byte 8..11, EE on top
-//                 byte 4..7   FFBBBBBB   minimum 0..3: B; minimum 4..7: ffff of byte 8..11, FF on
-//                 top byte 8..11  ffffeeee
-//       nibbles   byte 32j+c: low nibble = column 64j+c, high nibble = column 64j+32+c     (j < 4,
-//       c < 32)
-//   packed        LANES rows side by side: 148 * LANES bytes
-//                 | d f16 x LANES | dmin f16 x LANES | scales u8 [4][LANES][2] | minimums u8
-//                 [4][LANES][2] | nibbles [4 (j)][8 (c/4)][LANES][4]
+//   in the GGUF, 144 bytes       | d f16 | dmin f16 | scales 12 bytes | nibbles 128 bytes |
+//
+//     scales, j < 4              byte j      EEAAAAAA   scale j = A
+//                                byte 4+j    FFBBBBBB   minimum j = B
+//                                byte 8+j    ffffeeee   scale 4+j = EEeeee, minimum 4+j = FFffff
+//     nibbles, j < 4, c < 32     byte 32j+c: low = column 64j+c, high = column 64j+32+c
+//
+//   packed, 148 * LANES bytes    | d f16 [LANES] | dmin f16 [LANES]
+//   LANES rows side by side      | scales u8 [4][LANES][2] | minimums u8 [4][LANES][2]
+//                                | nibbles [4 (j)][8 (c/4)][LANES][4 (c%4)] |
 //
 //   weight[c] = (d * scale) * q[c] - dmin * minimum, all sub-blocks in integers first:
 //   sum += (d * dx) * (f32)(Σ scale_j (q . x)_j)  -  (dmin * dx) * (f32)(Σ minimum_j (Σ x)_j)

@@ -1,19 +1,18 @@
 // Q6_K (ggml type 14): blocks of 256 columns; 16 sub-blocks of 16 with an 8-bit scale each.
 //
-//   in the GGUF   | ql 128 bytes | qh 64 bytes | scales i8 [16] | d f16 | 210 bytes
-//                 half h of the block (columns 128h ...) has 64 bytes of ql and 32 of qh; for c <
-//                 32:
-//                   column 128h      + c:  ql[c] low nibble,     qh[c] bits 0..1
-//                   column 128h + 32 + c:  ql[32+c] low nibble,  qh[c] bits 2..3
-//                   column 128h + 64 + c:  ql[c] high nibble,    qh[c] bits 4..5
-//                   column 128h + 96 + c:  ql[32+c] high nibble, qh[c] bits 6..7
-//   packed        LANES rows side by side: 210 * LANES bytes
-//                 | d f16 x LANES | scales i8 [8][LANES][2] | [2 (h)][8 (c/4)] of: ql[c]
-//                 [LANES][4], ql[32+c] [LANES][4], qh[c] [LANES][4]
+//   in the GGUF, 210 bytes       | ql 128 bytes | qh 64 bytes | scales i8 [16] | d f16 |
+//
+//     half h (columns 128h ...) has 64 bytes of ql and 32 of qh; for c < 32:
+//       column 128h      + c     ql[c]    low nibble     qh[c] bits 0..1 on top
+//       column 128h + 32 + c     ql[32+c] low nibble     qh[c] bits 2..3
+//       column 128h + 64 + c     ql[c]    high nibble    qh[c] bits 4..5
+//       column 128h + 96 + c     ql[32+c] high nibble    qh[c] bits 6..7
+//
+//   packed, 210 * LANES bytes    | d f16 [LANES] | scales i8 [8][LANES][2]
+//   LANES rows side by side      | [2 (h)][8 (c/4)] of { ql[c], ql[32+c], qh[c]: [LANES][4 (c%4)] } |
 //
 //   weight[c] = d * scale * (q[c] - 32), all sub-blocks in integers first:
-//   sum += (d * dx) * (f32)(Σ scale_j ((q - 32) . x)_j);   the 32 is taken off through the sums of
-//   x
+//   sum += (d * dx) * (f32)(Σ scale_j ((q - 32) . x)_j);   the 32 goes off through the sums of x
 #include "format.h"
 
 enum { COLS = 256, BYTES = 210 };

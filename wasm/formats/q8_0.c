@@ -1,9 +1,10 @@
 // Q8_0 (ggml type 8): blocks of 32 columns, one scale.
 //
-//   in the GGUF   | d f16 | q0 i8 | q1 i8 | ... | q31 i8 | 34 bytes packed        LANES rows side
-//   by side, four columns at a time:                            34 * LANES bytes
-//                 | d f16 of row 0, 1, ... | row 0: q0 q1 q2 q3 | row 1: q0 q1 q2 q3 | ... | row 0:
-//                 q4 q5 q6 q7 | ...
+//   in the GGUF, 34 bytes        | d f16 | q0 i8 | q1 | ... | q31 |
+//
+//   packed, 34 * LANES bytes     | d f16 [LANES] | q i8 [8 (column/4)][LANES][4 (column%4)] |
+//   LANES rows side by side:     | d0 d1 d2 ... | row 0: q0 q1 q2 q3 | row 1: q0 q1 q2 q3 | ...
+//                                               | row 0: q4 q5 q6 q7 | row 1: q4 q5 q6 q7 | ...
 //
 //   weight[c] = d * q[c];      sum += (d * dx) * (f32)(q . x)
 #include "format.h"
