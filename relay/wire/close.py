@@ -8,7 +8,7 @@ class CloseCode(IntEnum):
 
     NORMAL = 1000
     GOING_AWAY = 1001  # RFC 6455 section 7.4.1: a server going down, a page navigated away
-    MESSAGE_TOO_BIG = 1009  # RFC 6455 section 7.4.1: said by the WebSocket layer itself
+    MESSAGE_TOO_BIG = 1009  # RFC 6455 section 7.4.1: said by the WebSocket layer, or a proxy's
     NO_STATUS = 1005  # never sent: the transport ended without a close frame
     PROTOCOL = 4400
     AUTH = 4401
@@ -22,7 +22,6 @@ class CloseCode(IntEnum):
 # After these a client must not try again unchanged: the same bytes would fail the same way.
 FATAL = frozenset(
     {
-        CloseCode.MESSAGE_TOO_BIG,
         CloseCode.PROTOCOL,
         CloseCode.AUTH,
         CloseCode.REPLACED,

@@ -3,7 +3,7 @@
 export const CloseCode = Object.freeze({
   NORMAL: 1000,
   GOING_AWAY: 1001, // RFC 6455 section 7.4.1
-  MESSAGE_TOO_BIG: 1009, // RFC 6455 section 7.4.1: said by the WebSocket layer itself
+  MESSAGE_TOO_BIG: 1009, // RFC 6455 section 7.4.1: said by the WebSocket layer, or a proxy's
   NO_STATUS: 1005, // never sent: the transport ended without a close frame
   PROTOCOL: 4400,
   AUTH: 4401,
@@ -16,7 +16,6 @@ export const CloseCode = Object.freeze({
 
 /** After these a client must not try again unchanged: the same bytes would fail the same way. @type {Set<number>} */
 export const FATAL = new Set([
-  CloseCode.MESSAGE_TOO_BIG,
   CloseCode.PROTOCOL,
   CloseCode.AUTH,
   CloseCode.REPLACED,
