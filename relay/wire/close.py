@@ -22,6 +22,7 @@ class CloseCode(IntEnum):
 # After these a client must not try again unchanged: the same bytes would fail the same way.
 FATAL = frozenset(
     {
+        CloseCode.MESSAGE_TOO_BIG,
         CloseCode.PROTOCOL,
         CloseCode.AUTH,
         CloseCode.REPLACED,

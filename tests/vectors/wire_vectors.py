@@ -263,9 +263,7 @@ def texts() -> dict[Path, str]:
 
 
 def main() -> int:
-    stale = [
-        path for path, text in texts().items() if not path.exists() or path.read_text("utf-8") != text
-    ]
+    stale = [path for path, text in texts().items() if not path.exists() or path.read_text("utf-8") != text]
     if "--check" in sys.argv[1:]:
         for path in stale:
             print(f"{path} is stale: run {Path(__file__).name}", file=sys.stderr)

@@ -16,6 +16,7 @@ export const CloseCode = Object.freeze({
 
 /** After these a client must not try again unchanged: the same bytes would fail the same way. @type {Set<number>} */
 export const FATAL = new Set([
+  CloseCode.MESSAGE_TOO_BIG,
   CloseCode.PROTOCOL,
   CloseCode.AUTH,
   CloseCode.REPLACED,
