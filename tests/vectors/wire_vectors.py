@@ -2,7 +2,7 @@
 Write frames.json and tensors.json, the golden bytes that Python and JavaScript both read.
 
     python tests/vectors/wire_vectors.py           write them
-    python tests/vectors/wire_vectors.py --check   fail if they are stale (tests/relay/wire/test_vectors.py does too)
+    python tests/vectors/wire_vectors.py --check   fail if they are stale (a test does so too)
 
 A diff in these files is a change of the protocol: it needs a new version, or a reason.
 """
@@ -87,7 +87,7 @@ CONTROL: list[tuple[str, Any]] = [
 
 
 def rows(num_tokens: int, hidden_dim: int) -> np.ndarray:
-    """Return rows of mixed size, the same everywhere: an outlier, a zero block, ties and tiny values included."""
+    """Return rows of mixed size, the same everywhere: an outlier, a zero block, ties, tiny values."""
     steps = np.arange(num_tokens * hidden_dim, dtype=np.int64)
     x = (((steps * 7919) % 1009 - 504) / 37.0).astype(np.float32).reshape(num_tokens, hidden_dim)
     x[0, :4] = [127.0, 0.5, 1.5, -2.5]
