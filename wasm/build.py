@@ -29,9 +29,9 @@ COMMON = (
 ).split()
 # Windows wants the export named on every declaration; ours stands on the definition.
 NATIVE = ["-shared", "-s", *(["-Wno-dll-attribute-on-redeclaration"] if os.name == "nt" else ["-fPIC"])]
+WASM_CPU = "generic+simd128+bulk_memory+sign_ext+nontrapping_fptoint"
 WASM = (
-    "-target wasm32-freestanding -mcpu=generic+simd128+bulk_memory+sign_ext+nontrapping_fptoint -nostdlib "
-    "-Wl,--no-entry -Wl,--export=__heap_base -Wl,-z,stack-size=65536 -s"
+    "-target wasm32-freestanding -nostdlib -Wl,--no-entry -Wl,--export=__heap_base -Wl,-z,stack-size=65536 -s"
 ).split()
 
 
@@ -52,6 +52,13 @@ def _native(name: str, suffix: str, *flags: str) -> Target:
     return Target(name, f"libexpert-{name}{suffix}", (*NATIVE, *flags))
 
 
+def _relaxed(bits: int) -> Target:
+    """Make a build with one of the two relaxed products (simd.h)."""
+    name = f"relaxed{bits}"
+    flags = (*WASM, f"-mcpu={WASM_CPU}+relaxed_simd", f"-DEXPERT_RELAXED={bits}")
+    return Target(name, f"kernel-{name}.wasm", flags)
+
+
 def _targets() -> dict[str, Target]:
     """Every target this page knows, for any host."""
     mac = sys.platform == "darwin"
@@ -60,7 +67,9 @@ def _targets() -> dict[str, Target]:
     suffix = ".dylib" if mac else ".dll" if os.name == "nt" else ".so"
     scalar = arm if _is_arm() else intel
     table = (
-        Target("plain", "kernel-plain.wasm", tuple(WASM)),
+        Target("plain", "kernel-plain.wasm", (*WASM, f"-mcpu={WASM_CPU}")),
+        _relaxed(16),
+        _relaxed(32),
         _native("scalar", suffix, "-target", scalar, "-DEXPERT_SCALAR"),
         _native("sse41", suffix, "-target", intel, "-mcpu=x86_64+ssse3+sse4_1"),
         _native("avx2", suffix, "-target", intel, "-mcpu=x86_64_v3"),
@@ -76,7 +85,7 @@ def _is_arm() -> bool:
 
 TARGETS = _targets()
 NATIVE_TARGETS = ("scalar", "neon") if _is_arm() else ("scalar", "sse41", "avx2")
-WASM_TARGETS = ("plain",)
+WASM_TARGETS = ("plain", "relaxed16", "relaxed32")
 
 
 def sources() -> list[Path]:

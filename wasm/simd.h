@@ -12,7 +12,7 @@
 //
 // The products differ most. x86 has pmaddubsw (u8 x i8 -> i16 pairs), so a Part stays i16 pairs
 // there and the scale is applied while widening; NEON has sdot; plain wasm multiplies i16, so its
-// activations are stored widened, even columns first.
+// activations are stored widened, even columns first. Relaxed wasm names either of the first two.
 #ifndef EXPERT_SIMD_H
 #define EXPERT_SIMD_H
 
@@ -38,21 +38,45 @@ INLINE int32_t load_i32(const void *p) {
 }
 
 #if defined(__wasm__)
-// ---- wasm SIMD128, plain
+// ---- wasm SIMD128: plain, or with one of the two relaxed products (-DEXPERT_RELAXED=16 or 32).
+//
+// A relaxed product may do as it likes where the weight byte is not 0..127 or the activation is -128,
+// and gives the one exact answer everywhere else. So part_dot(), whose weights are 0..127, uses it, and
+// dot_s8() never does: its weights may be -128. Of the two, 16 is pmaddubsw on x86 and 32 is sdot on arm.
 #include <wasm_simd128.h>
+#if !defined(EXPERT_RELAXED)
 #define BUILD_NAME "wasm-plain"
+#elif EXPERT_RELAXED == 16
+#define BUILD_NAME "wasm-relaxed16"
+#elif EXPERT_RELAXED == 32
+#define BUILD_NAME "wasm-relaxed32"
+#endif
+#if defined(EXPERT_RELAXED) && EXPERT_RELAXED == 16
+enum { LANES = 4, PART_STEPS_U6 = 2 }; // Part, Scale: i16 pairs; a scale stands twice
+#else
 enum { LANES = 4, PART_STEPS_U6 = 4 };
+#endif
 typedef v128_t vi, vf, Part, Scale;
 typedef struct {
     v128_t even, odd; // i16 pairs (x0, x2) and (x1, x3) in every lane
+    v128_t bytes;     // relaxed: x0 x1 x2 x3 in every lane
 } xq;
 typedef struct {
     v128_t lo, hi;
 } f8;
 typedef struct {
     int16_t v[4]; // x0 x2 x1 x3
+#if defined(EXPERT_RELAXED)
+    int8_t bytes[4]; // both forms: whichever a format does not read is never loaded
+#endif
 } Quad;
+#if defined(EXPERT_RELAXED)
+INLINE Quad quad_of(const int8_t *x) {
+    return (Quad){{x[0], x[2], x[1], x[3]}, {x[0], x[1], x[2], x[3]}};
+}
+#else
 INLINE Quad quad_of(const int8_t *x) { return (Quad){{x[0], x[2], x[1], x[3]}}; }
+#endif
 
 INLINE vi vi_zero(void) { return wasm_i32x4_const_splat(0); }
 INLINE vi vi_load(const void *p) { return wasm_v128_load(p); }
@@ -66,12 +90,12 @@ INLINE vi vi_and_bytes(vi a, uint8_t mask) {
 #define vi_shr16(a, n) wasm_u16x8_shr(a, n)
 #define vi_shl32(a, n) wasm_i32x4_shl(a, n)
 INLINE xq xq_load(const Quad *q) {
-    return (xq){wasm_v128_load32_splat(q), wasm_v128_load32_splat(q->v + 2)};
-}
-INLINE vi dot_u7(vi acc, xq x, vi w) {
-    vi even = wasm_v128_and(w, wasm_i16x8_const_splat(0xff)), odd = wasm_u16x8_shr(w, 8);
-    return vi_add(acc,
-                  vi_add(wasm_i32x4_dot_i16x8(even, x.even), wasm_i32x4_dot_i16x8(odd, x.odd)));
+#if defined(EXPERT_RELAXED)
+    const v128_t bytes = wasm_v128_load32_splat(q->bytes);
+#else
+    const v128_t bytes = wasm_i32x4_const_splat(0);
+#endif
+    return (xq){wasm_v128_load32_splat(q), wasm_v128_load32_splat(q->v + 2), bytes};
 }
 INLINE vi dot_s8(vi acc, xq x, vi w) {
     vi even = wasm_i16x8_shr(wasm_i16x8_shl(w, 8), 8), odd = wasm_i16x8_shr(w, 8);
@@ -79,15 +103,33 @@ INLINE vi dot_s8(vi acc, xq x, vi w) {
                   vi_add(wasm_i32x4_dot_i16x8(even, x.even), wasm_i32x4_dot_i16x8(odd, x.odd)));
 }
 INLINE Part part_zero(void) { return vi_zero(); }
-INLINE Part part_dot(Part p, xq x, vi w) { return dot_u7(p, x, w); }
-INLINE vi part_scaled(vi acc, Part p, Scale s) { return vi_add(acc, wasm_i32x4_mul(p, s)); }
 INLINE vi pairs_u8(const void *p) { return wasm_u16x8_load8x8(p); }
 INLINE vi pairs_i8(const void *p) { return wasm_i16x8_load8x8(p); }
 INLINE vi pairs_dot(vi acc, vi pairs, const int16_t *two) {
     return vi_add(acc, wasm_i32x4_dot_i16x8(pairs, wasm_v128_load32_splat(two)));
 }
+#if defined(EXPERT_RELAXED) && EXPERT_RELAXED == 16
+INLINE Part part_dot(Part p, xq x, vi w) {
+    return wasm_i16x8_add(p, wasm_i16x8_relaxed_dot_i8x16_i7x16(x.bytes, w));
+}
+INLINE vi part_scaled(vi acc, Part p, Scale s) { return vi_add(acc, wasm_i32x4_dot_i16x8(p, s)); }
+INLINE Scale scale_even(vi pairs) { return wasm_i16x8_shuffle(pairs, pairs, 0, 0, 2, 2, 4, 4, 6, 6); }
+INLINE Scale scale_odd(vi pairs) { return wasm_i16x8_shuffle(pairs, pairs, 1, 1, 3, 3, 5, 5, 7, 7); }
+#else
+#if defined(EXPERT_RELAXED)
+INLINE Part part_dot(Part p, xq x, vi w) {
+    return wasm_i32x4_relaxed_dot_i8x16_i7x16_add(x.bytes, w, p);
+}
+#else
+INLINE Part part_dot(Part p, xq x, vi w) {
+    vi even = wasm_v128_and(w, wasm_i16x8_const_splat(0xff)), odd = wasm_u16x8_shr(w, 8);
+    return vi_add(p, vi_add(wasm_i32x4_dot_i16x8(even, x.even), wasm_i32x4_dot_i16x8(odd, x.odd)));
+}
+#endif
+INLINE vi part_scaled(vi acc, Part p, Scale s) { return vi_add(acc, wasm_i32x4_mul(p, s)); }
 INLINE Scale scale_even(vi pairs) { return wasm_i32x4_shr(wasm_i32x4_shl(pairs, 16), 16); }
 INLINE Scale scale_odd(vi pairs) { return wasm_i32x4_shr(pairs, 16); }
+#endif
 INLINE vf vf_zero(void) { return wasm_f32x4_const_splat(0); }
 INLINE vf vf_splat(float a) { return wasm_f32x4_splat(a); }
 INLINE vf vf_of_vi(vi a) { return wasm_f32x4_convert_i32x4(a); }

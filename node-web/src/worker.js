@@ -8,7 +8,7 @@
 
 import { NodeClient } from './client.js';
 import { messageOf, Unreachable } from './errors.js';
-import { WasmKernel } from './kernels/wasm.js';
+import { KernelBuilds } from './kernels/choose.js';
 import { Keeper, openStore } from './store.js';
 import { sessionUrl, WebSocketTransport } from './transports/websocket.js';
 
@@ -35,6 +35,7 @@ let lastTick = Date.now();
 async function start({ page, memoryBytes, name, identity, power }) {
   const keeper = new Keeper(await openStore(), memoryBytes);
   await keeper.open();
+  const builds = new KernelBuilds((build) => readKernel(new URL(`kernels/kernel-${build}.wasm`, page)));
   /** @type {RequestCache} */
   const cache = keeper.store.kind === 'memory' ? 'default' : 'no-store'; // do not keep everything twice
   client = new NodeClient({
@@ -45,7 +46,7 @@ async function start({ page, memoryBytes, name, identity, power }) {
     keeper,
     agent: `page ${navigator.userAgent}`.slice(0, 200),
     connect: (handlers) => new WebSocketTransport(sessionUrl(page), handlers),
-    loadKernel: () => loadKernel(new URL('kernels/kernel-plain.wasm', page)),
+    loadKernel: () => builds.choose(),
     fetchSlice: (slice, signal) => fetch(new URL(`slices/${slice}`, page), { signal, cache }),
     onChange: report,
   });
@@ -53,16 +54,14 @@ async function start({ page, memoryBytes, name, identity, power }) {
 }
 
 /** @param {URL} url */
-async function loadKernel(url) {
-  let bytes;
+async function readKernel(url) {
   try {
     const response = await fetch(url);
     if (!response.ok) throw new Error(`status ${response.status}`);
-    bytes = await response.arrayBuffer();
+    return await response.arrayBuffer();
   } catch (error) {
     throw new Unreachable(`the kernel could not be loaded: ${messageOf(error)}`);
   }
-  return WasmKernel.load(bytes);
 }
 
 /** Tell the page how things stand, a few times a second at most. */

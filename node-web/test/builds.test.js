@@ -1,0 +1,168 @@
+/** The three builds of the wasm kernel: the same bits, and a wrong instruction is found before anything is served. */
+import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import { test } from 'node:test';
+import { KernelFault, Unreachable } from '../src/errors.js';
+import { BUILDS, KernelBuilds } from '../src/kernels/choose.js';
+import { WasmKernel } from '../src/kernels/wasm.js';
+
+const ROOT = new URL('../../', import.meta.url);
+const VECTORS = JSON.parse(readFileSync(new URL('tests/vectors/kernel.json', ROOT), 'utf8'));
+const GOLDEN = [...readFileSync(new URL('wasm/hashes.txt', ROOT), 'utf8').matchAll(/GOLDEN\((\d+), (\d+), "(\w+)"\)/g)];
+const RELAXED_DOT16 = [0xfd, 0x92, 0x02]; // i16x8.relaxed_dot_i8x16_i7x16_s
+const RELAXED_DOT32 = [0xfd, 0x93, 0x02]; // i32x4.relaxed_dot_i8x16_i7x16_add_s
+
+/** @param {string} build */
+const wasm = (build) => new Uint8Array(readFileSync(new URL(`relay/_built/kernel-${build}.wasm`, ROOT)));
+/** @param {string} text */
+const bytes = (text) => new Uint8Array(Buffer.from(text, 'hex'));
+const relaxed = WebAssembly.validate(wasm('relaxed16'));
+const usable = BUILDS.filter((build) => relaxed || build === 'plain');
+const needsRelaxed = { skip: relaxed ? false : 'this node has no relaxed SIMD' };
+
+/** @param {Uint8Array} code @param {number[]} opcode @returns {number[]} */
+function places(code, opcode) {
+  const found = [];
+  for (let i = 0; i + 3 <= code.length; i++) if (opcode.every((byte, k) => code[i + k] === byte)) found.push(i);
+  return found;
+}
+
+for (const build of usable) {
+  test(`${build}: every golden hash is met`, async () => {
+    const kernel = await WasmKernel.load(wasm(build));
+    assert.equal(kernel.build, `wasm-${build}`);
+    const types = [...new Set(GOLDEN.map(([, type]) => type))];
+    for (const [, type, rows, digest] of GOLDEN) assert.equal(kernel.knownAnswer(types.indexOf(type), Number(rows)), digest);
+  });
+
+  test(`${build}: dispatches give the reference's sums`, async () => {
+    const kernel = await WasmKernel.load(wasm(build));
+    for (const vector of VECTORS.dispatches) {
+      const call = {
+        formula: vector.formula,
+        numTokens: vector.counts.length,
+        x: bytes(vector.x),
+        encoding: 0,
+        rowExponents: Int16Array.from(vector.row_exponents),
+        grid: 0,
+        layerExponents: vector.x32,
+        counts: Uint16Array.from(vector.counts),
+        experts: vector.slices.map((/** @type {string} */ slice) => kernel.pack(vector.formula, bytes(slice))),
+        pickExpert: Uint16Array.from(vector.picks),
+        pickWeight: new Float32Array(bytes(vector.weights).buffer),
+      };
+      assert.deepEqual(Array.from(kernel.answer(call), String), vector.sums_x32);
+      const encoded = { ...call, x: bytes(vector.encoded_x), encoding: vector.encoding, grid: 1, layerExponents: vector.x16 };
+      assert.deepEqual(Array.from(kernel.answer(encoded), String), vector.sums_x16);
+    }
+  });
+}
+
+test('extreme blocks and saturated activations give the same sums in every build', needsRelaxed, async () => {
+  const kernels = await Promise.all(usable.map((build) => WasmKernel.load(wasm(build))));
+  const formats = [[8, 32, 34, [0]], [12, 256, 144, [0, 2]], [14, 256, 210, [208]]];
+  for (const [type, cols, size, scales] of /** @type {[number, number, number, number[]][]} */ (formats)) {
+    for (const fill of [0x00, 0x7f, 0x80, 0xff, 0x5a]) {
+      const dim = 256;
+      const formula = {
+        hidden_dim: dim, expert_dim: dim, gate_type: type, up_type: type, down_type: type,
+        activation: 'silu', alpha: 0, limit: 0, weight_position: 'after', biased: false,
+      };
+      const slice = new Uint8Array(((3 * dim * dim) / cols) * size).fill(fill);
+      if (fill === 0x5a) for (let i = 0; i < slice.length; i++) slice[i] = [0x80, 0x7f, 0xff, 0x00][(i * 7 + (i >> 5)) & 3];
+      for (let block = 0; block < slice.length; block += size) for (const at of scales) slice.set([0, 0x10], block + at);
+      const x = Float32Array.from({ length: 4 * dim }, (_, i) => (i >= 3 * dim || (i * 2654435761) & 64 ? 1 : -1));
+      const answers = kernels.map((kernel) => kernel.answer({
+        formula, numTokens: 4, x: new Uint8Array(x.buffer), encoding: 0, rowExponents: new Int16Array(4).fill(1), grid: 0,
+        layerExponents: 40, counts: new Uint16Array(4).fill(1), experts: [kernel.pack(formula, slice)],
+        pickExpert: new Uint16Array(4), pickWeight: new Float32Array(4).fill(1),
+      }));
+      for (const other of answers.slice(1)) assert.deepEqual(other, answers[0], `format ${type}, bytes ${fill}`);
+    }
+  }
+});
+
+test('each relaxed build has its own product and not the other one', () => {
+  assert.ok(places(wasm('relaxed16'), RELAXED_DOT16).length > 10);
+  assert.ok(places(wasm('relaxed32'), RELAXED_DOT32).length > 10);
+  assert.equal(places(wasm('relaxed16'), RELAXED_DOT32).length, 0, 'a compiler may fold 16 and an addition into 32');
+  assert.equal(places(wasm('plain'), RELAXED_DOT16).length + places(wasm('plain'), RELAXED_DOT32).length, 0);
+});
+
+test('a kernel whose product is wrong in any one place is found', needsRelaxed, async () => {
+  const good = wasm('relaxed16');
+  const all = places(good, RELAXED_DOT16);
+  let found = 0;
+  for (let i = 0; i < all.length; i += Math.ceil(all.length / 12)) {
+    const bad = good.slice();
+    bad.set([0xfd, 0x8e, 0x01], all[i]); // i16x8.add: two operands, one result, another value
+    const kernel = await WasmKernel.load(bad);
+    assert.throws(() => kernel.knownAnswerTest(), KernelFault, `product at ${all[i]}`);
+    found += 1;
+  }
+  assert.ok(found >= 6);
+});
+
+test('a build that fails is out for good and the next one serves; with none left nothing is served', async () => {
+  const builds = new KernelBuilds(async (build) => wasm(build));
+  const first = await builds.choose();
+  builds.drop(first.build, 'wrong once');
+  for (const build of BUILDS.slice(0, 2)) builds.drop(build, 'wrong once');
+  const last = await builds.choose();
+  if (first.build !== 'wasm-plain') assert.equal(last.build, 'wasm-plain');
+  builds.drop('wasm-plain', 'wrong too');
+  await assert.rejects(builds.choose(), (error) => error instanceof KernelFault && /plain: wrong too/.test(error.message));
+});
+
+test('a broken relaxed build falls back to plain', needsRelaxed, async () => {
+  const builds = new KernelBuilds(async (build) => {
+    const code = wasm(build);
+    const opcode = build === 'relaxed16' ? RELAXED_DOT16 : RELAXED_DOT32;
+    if (build === 'relaxed16') for (const at of places(code, opcode)) code.set([0xfd, 0x8e, 0x01], at);
+    return build === 'relaxed32' ? code.subarray(0, 1000) : code;
+  });
+  assert.equal((await builds.choose()).build, 'wasm-plain');
+  assert.match(builds.out.get('relaxed16') ?? '', /known-answer test/);
+  assert.ok(builds.out.has('relaxed32'));
+});
+
+test('a network that fails is no fault of a build', async () => {
+  let up = false;
+  const builds = new KernelBuilds(async (build) => {
+    if (!up) throw new Unreachable('away');
+    return wasm(build);
+  });
+  await assert.rejects(builds.choose(), Unreachable);
+  up = true;
+  await builds.choose();
+  assert.equal(builds.out.has('plain'), false);
+});
+
+test('the wrong relaxed product of the baseline compiler of node 20 is caught, there and only there', (t) => {
+  const node = ['/usr/bin/node', 'node'].find((path) => {
+    try {
+      return execFileSync(path, ['--version'], { encoding: 'utf8' }).startsWith('v20.');
+    } catch {
+      return false;
+    }
+  });
+  if (node === undefined) return t.skip('no node 20 on this machine');
+  const script = `
+    import { readFileSync } from 'node:fs';
+    import { KernelBuilds } from '${new URL('../src/kernels/choose.js', import.meta.url)}';
+    const read = async (build) => readFileSync(new URL('relay/_built/kernel-' + build + '.wasm', '${ROOT}'));
+    const builds = new KernelBuilds(read);
+    const chosen = (await builds.choose()).build;
+    console.log(JSON.stringify({ chosen, out: Object.fromEntries(builds.out) }));`;
+  const run = (/** @type {string[]} */ ...flags) => JSON.parse(execFileSync(
+    node, ['--experimental-wasm-relaxed-simd', ...flags, '--input-type=module', '-e', script], { encoding: 'utf8' },
+  ));
+  const baseline = run('--liftoff', '--no-wasm-tier-up');
+  assert.deepEqual(Object.keys(baseline.out), ['relaxed32']);
+  assert.match(baseline.out.relaxed32, /known-answer test/);
+  assert.notEqual(baseline.chosen, 'wasm-relaxed32');
+  const tiering = run();
+  assert.match(tiering.out.relaxed32, /known-answer test/, 'found cold, though it computes rightly once it is hot');
+  assert.deepEqual(run('--no-liftoff').out, {}, 'the optimising compiler is right');
+});
