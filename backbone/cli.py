@@ -1,4 +1,4 @@
-"""`backbone serve`: arguments and environment -> Config -> run. `backbone demo-model`: make the demo model."""
+"""`backbone serve`: arguments and environment -> Config -> run. `backbone demo-model` makes the demo model."""
 
 import argparse
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from backbone.config import Config, default_cache_dir
-from backbone.errors import BackboneError
+from backbone.errors import BackboneError, ConfigError
 from backbone.lanes.relayed import session_url
 from backbone.model.demo_model import ensure_demo_model
 from backbone.node.cli import size_bytes
@@ -59,8 +59,8 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
                        help="how exact partials travel: 4 or 2 bytes per channel (x32)")  # fmt: skip
     serve.add_argument("--hedge", action="store_true", default=default("hedge", "") == "1",
                        help="ask a second holder when the first is late by its own measure")  # fmt: skip
-    serve.add_argument("--local-cache", type=size_bytes, default=default("local_cache", "1GiB"), metavar="SIZE",
-                       help="memory for experts that no node holds (1GiB)")  # fmt: skip
+    serve.add_argument("--local-cache", type=size_bytes, default=default("local_cache", "1GiB"),
+                       metavar="SIZE", help="memory for experts that no node holds (1GiB)")  # fmt: skip
     serve.add_argument("--cache-dir", type=Path, default=default("cache_dir", None), metavar="DIR",
                        help="hashes, grids and the demo model (the user's cache)")  # fmt: skip
     serve.add_argument("--verbose", action="store_true", help="say more")
@@ -80,7 +80,16 @@ def _relay_url(text: str) -> str:
 
 
 def config_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Config:
-    """Put the settings together."""
+    """
+    Put the settings together.
+
+    Raises:
+        ConfigError: a BACKBONE_ variable that is no setting; it is a typing error.
+    """
+    known = {ENVIRONMENT_PREFIX + name.upper() for name in [*vars(args), "api_keys"]}
+    for variable in environment:
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
+            raise ConfigError(f"unknown environment variable {variable}")
     keys = args.api_key or [
         key for key in environment.get(ENVIRONMENT_PREFIX + "API_KEYS", "").split(",") if key
     ]

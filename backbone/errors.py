@@ -2,6 +2,7 @@
 What can go wrong in the backbone, and whose fault it is.
 
     BackboneError
+    ├── ConfigError                a setting: correct it
     ├── ModelError                 the GGUF, or the cache it lives in: choose another model or mend the file
     │   └── FormulaUnsupported     the model is sound, this version cannot compute its experts
     ├── EngineError                llama.cpp's process: restarted by its supervisor
@@ -19,6 +20,12 @@ class BackboneError(Exception):
     """Root of the tree."""
 
     code = "backbone"
+
+
+class ConfigError(BackboneError):
+    """A setting is unknown or impossible; named."""
+
+    code = "config"
 
 
 class ModelError(BackboneError):

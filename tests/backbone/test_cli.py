@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from backbone.cli import config_of, main, parser
+from backbone.errors import ConfigError
 from relay.wire.tensors import Grid
 
 
@@ -24,6 +25,11 @@ def test_options_win_over_the_environment_and_that_over_defaults() -> None:
     made = config("--port", "9001", **environment)
     assert (made.model, made.port, made.api_keys) == (Path("e.gguf"), 9001, ("a", "b"))
     assert config("--api-key", "c", **environment).api_keys == ("c",)
+
+
+def test_an_unknown_variable_is_a_typing_error() -> None:
+    with pytest.raises(ConfigError, match="BACKBONE_PROT"):
+        config("--model", "m", BACKBONE_PROT="9000")
 
 
 @pytest.mark.parametrize(
