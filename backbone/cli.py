@@ -1,4 +1,4 @@
-"""`backbone serve`: arguments and environment -> Config -> run. `backbone demo-model` makes the demo model."""
+"""`backbone serve`: arguments and environment -> Config -> run. `backbone demo-model`: the demo model."""
 
 import argparse
 import asyncio

@@ -51,19 +51,19 @@ async def test_a_key_is_needed_where_keys_are_set(demo_model: Path, cache_dir: P
 
 async def test_speculation_sends_several_tokens_in_one_round(demo_model: Path, cache_dir: Path) -> None:
     """Text that repeats itself is drafted from itself: fewer rounds than tokens, the same answer."""
-    repeat = "Repeat this ten times: the quick brown fox jumps over the lazy dog."
+    body = {"prompt": "The quick brown fox jumps over the lazy dog. " * 8, "max_tokens": 96, "temperature": 0}
     answers, rounds = [], []
     for speculate in (None, "ngram"):
         async with swarm(demo_model, cache_dir, nodes=1, speculate=speculate) as s:
             tally, layers = s.backbone.dispatcher.tally, len(s.backbone.model.layers)
             async with httpx.AsyncClient(timeout=120) as client:
-                reply = await client.post(f"{s.backbone.url}/v1/chat/completions", json=chat(96, repeat))
-            answers.append(reply.json()["choices"][0]["message"]["content"])
+                reply = await client.post(f"{s.backbone.url}/v1/completions", json=body)
+            answers.append(reply.json()["choices"][0]["text"])
             rounds.append(tally.layer_calls / layers)
             sizes = {rows for rows in s.backbone.dispatcher.tally.calls_of_rows if 1 < rows < 32}
             assert bool(sizes) == (speculate == "ngram")
-    assert rounds[1] < 0.8 * rounds[0]
-    assert answers[0][:40] == answers[1][:40]
+    assert rounds[1] < 0.5 * rounds[0]
+    assert answers[0][:200] == answers[1][:200]
 
 
 async def test_parallel_requests_share_rounds(demo_model: Path, cache_dir: Path) -> None:
@@ -87,7 +87,7 @@ async def test_an_engine_that_is_killed_comes_back_and_says_why_meanwhile(
         before = (await client.post(url, json=chat(8))).json()["choices"][0]["message"]["content"]
         assert s.backbone.engine.pid is not None
         os.kill(s.backbone.engine.pid, signal.SIGKILL)
-        await until(lambda: s.backbone.engine.rss_bytes() == 0, "the engine's end to be noticed")
+        await until(lambda: not s.backbone.engine.running, "the engine's end to be noticed")
         down = await client.post(url, json=chat(8))
         assert down.status_code == 503 and "SIGKILL" in down.json()["error"]["message"]
         await asyncio.wait_for(s.backbone.engine.wait_up(), 60)

@@ -97,6 +97,11 @@ class Engine:
         return self._url
 
     @property
+    def running(self) -> bool:
+        """True while there is an engine to ask."""
+        return self._url is not None
+
+    @property
     def last_failure(self) -> str | None:
         """Why the last failed call failed: the text that belongs to an HTTP 500 of the engine."""
         return self._link.last_failure
