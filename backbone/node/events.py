@@ -110,6 +110,13 @@ class SliceFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SlicesLost:
+    """The kernel no longer holds these: a device was lost, a worker died, another build took over."""
+
+    slices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DispatchReceived:
     """A Dispatch frame came."""
 
@@ -186,7 +193,7 @@ class Closed:
 
 
 type Event = (
-    Start | KernelTested | KernelFault | Welcomed | Assigned | SliceLoaded | SliceFailed | DispatchReceived
+    Start | KernelTested | KernelFault | Welcomed | Assigned | SliceLoaded | SliceFailed | SlicesLost | DispatchReceived
     | CancelReceived | CallComputed | CallFailed | PauseAsked | ResumeAsked | LeaveAsked | SleepAsked | Woke
     | DrainReceived | Closed
 )  # fmt: skip

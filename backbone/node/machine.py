@@ -54,6 +54,7 @@ from backbone.node.events import (
     SleepAsked,
     SliceFailed,
     SliceLoaded,
+    SlicesLost,
     Start,
     StopFetch,
     TestKernel,
@@ -252,6 +253,8 @@ class NodeMachine:
                 return self._slice_loaded(event.slice, now)
             case SliceFailed():
                 return self._slice_failed(event.slice, now)
+            case SlicesLost():
+                return self._slices_lost(event.slices, now)
             case DispatchReceived():
                 return self._dispatch(event.call, now)
             case CancelReceived():
@@ -460,6 +463,10 @@ class NodeMachine:
         self._fetching.discard(slice_id)
         failures = self._retries.get(slice_id, (0, now))[0]
         self._retries[slice_id] = (failures + 1, now + backoff_s(failures, self._random()))
+        return self._announce() + self._fetch_more(now)
+
+    def _slices_lost(self, slices: tuple[str, ...], now: float) -> list[Effect]:
+        self.held.difference_update(slices)
         return self._announce() + self._fetch_more(now)
 
     def _announce(self) -> list[Effect]:

@@ -57,6 +57,7 @@ export const OVERLOADED = 4429; // come back slowly
  *   | {type: 'Assigned', assignment: Assignment}
  *   | {type: 'SliceLoaded', slice: string}
  *   | {type: 'SliceFailed', slice: string, reason: string}
+ *   | {type: 'SlicesLost', slices: string[]}
  *   | {type: 'DispatchReceived', call: Call}
  *   | {type: 'CancelReceived', peer: number, callId: number|bigint}
  *   | {type: 'CallComputed', ticket: number, result: any}
@@ -202,6 +203,7 @@ export class NodeMachine {
       case 'Assigned': return this.assigned(event.assignment, now);
       case 'SliceLoaded': return this.sliceLoaded(event.slice, now);
       case 'SliceFailed': return this.sliceFailed(event.slice, now);
+      case 'SlicesLost': return this.slicesLost(event.slices, now);
       case 'DispatchReceived': return this.dispatch(event.call, now);
       case 'CancelReceived': return this.cancel(event.peer, event.callId, now);
       case 'CallComputed': return this.computed(event.ticket, event.result, now);
@@ -435,6 +437,12 @@ export class NodeMachine {
     this.fetching.delete(slice);
     const failures = this.retries.get(slice)?.failures ?? 0;
     this.retries.set(slice, { failures: failures + 1, at: now + backoffS(failures, this.random()) });
+    return [...this.announce(), ...this.fetchMore(now)];
+  }
+
+  /** @param {string[]} slices @param {number} now @returns {Effect[]} */
+  slicesLost(slices, now) {
+    for (const slice of slices) this.held.delete(slice);
     return [...this.announce(), ...this.fetchMore(now)];
   }
 

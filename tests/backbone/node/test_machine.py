@@ -111,6 +111,7 @@ any_event = st.one_of(
     ),
     st.builds(events.SliceLoaded, st.integers(0, 5).map(lambda e: f"{e:064x}")),
     st.builds(events.SliceFailed, st.integers(0, 5).map(lambda e: f"{e:064x}"), st.just("x")),
+    st.builds(events.SlicesLost, st.sampled_from([(f"{0:064x}",), (f"{1:064x}", f"{9:064x}"), ()])),
     st.builds(
         events.DispatchReceived,
         st.builds(_call, st.integers(0, 9), st.integers(0, 5), st.integers(1, 3), st.sampled_from([0, 50])),
