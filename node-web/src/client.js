@@ -14,6 +14,7 @@ import { answer, proveAndTime, refusal } from './work.js';
 
 const TIMES_KEPT = 101; // the median of so many last calls is shown
 const ABNORMAL = 1006; // RFC 6455 §7.1.5
+const STALL_MS = 30_000; // without a byte; the relay itself waits 10 s for the backbone
 const IDLE_S = 0.02; // after so long without a call nothing has piled up
 
 /**
@@ -65,7 +66,7 @@ const IDLE_S = 0.02; // after so long without a call nothing has piled up
  * @property {number} bytesOut
  * @property {string} store
  * @property {number} keptBytes
- * @property {boolean} storeFull
+ * @property {'' | 'full' | 'stuck'} storeTrouble
  * @property {string} lastFault
  */
 
@@ -168,7 +169,7 @@ export class NodeClient {
       bytesOut: this.bytesOut + (transport?.bytesSent ?? 0),
       store: options.keeper.store.kind,
       keptBytes: options.keeper.keptBytes,
-      storeFull: options.keeper.full,
+      storeTrouble: options.keeper.trouble,
       lastFault: this.lastFault,
     };
   }
@@ -353,17 +354,19 @@ export class NodeClient {
     const abort = new AbortController();
     this.fetches.set(slice, abort);
     const formula = this.assigned.get(layer)?.formula;
+    /** @type {Uint8Array|null} */
+    let data = null;
     try {
       if (formula === undefined || this.kernel === null) throw new SliceFault(slice, 'its layer is not assigned');
       const kept = await this.options.keeper.read(slice);
-      let data = kept;
+      data = kept;
       if (data === null || data.length !== sizeBytes || (await this.sha256(data)) !== slice) {
         if (kept !== null) await this.options.keeper.remove(slice); // cut off, or rotten: never "exists, so ok"
-        data = await download(await this.options.fetchSlice(slice, abort.signal), slice, sizeBytes);
+        await this.options.keeper.room();
+        data = await this.download(slice, sizeBytes, abort);
         this.bytesIn += data.length;
         const found = await this.sha256(data);
         if (found !== slice) throw new SliceFault(slice, `the bytes that came hash to ${found.slice(0, 12)}`);
-        await this.options.keeper.write(slice, data, (s) => this.machine.wanted.has(s));
       }
       if (this.fetches.get(slice) !== abort) return; // stopped meanwhile
       this.free(slice);
@@ -377,6 +380,21 @@ export class NodeClient {
     }
     this.fetches.delete(slice);
     this.tell({ type: 'SliceLoaded', slice });
+    this.options.keeper.write(slice, data, (s) => this.machine.wanted.has(s)); // serving does not wait for storage
+  }
+
+  /** A download that makes no progress is given up. @param {string} slice @param {number} sizeBytes @param {AbortController} abort */
+  async download(slice, sizeBytes, abort) {
+    let timer = setTimeout(() => abort.abort(), STALL_MS);
+    const progress = () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => abort.abort(), STALL_MS);
+    };
+    try {
+      return await readBody(await this.options.fetchSlice(slice, abort.signal), slice, sizeBytes, progress);
+    } finally {
+      clearTimeout(timer);
+    }
   }
 
   /** With the browser's own code where it has one: plain http pages have none. @param {Uint8Array} data @returns {Promise<string>} */
@@ -492,8 +510,9 @@ function deferByChannel() {
  * @param {Response} response
  * @param {string} slice
  * @param {number} sizeBytes
+ * @param {() => void} progress  told of every piece
  */
-async function download(response, slice, sizeBytes) {
+async function readBody(response, slice, sizeBytes, progress) {
   if (!response.ok || response.body === null) {
     const why = (await response.text().catch(() => '')).slice(0, 200);
     throw new SliceFault(slice, `status ${response.status} ${why}`);
@@ -503,6 +522,7 @@ async function download(response, slice, sizeBytes) {
   for (const reader = response.body.getReader(); ; ) {
     const { done, value } = await reader.read();
     if (done) break;
+    progress();
     if (length + value.length > sizeBytes) {
       await reader.cancel();
       throw new SliceFault(slice, `longer than the ${sizeBytes} bytes promised`);

@@ -9,6 +9,9 @@ const FOLDER = 'slices';
 const CACHE = 'slices-v1';
 const PROBE = 'probe';
 const SLICE_NAME = /^[0-9a-f]{64}$/;
+const LIMIT_MS = 3000; // what takes longer never ends: Chromium's createSyncAccessHandle does that now and then
+const MOST_STUCK = 3; // then storage is left alone for this visit
+const PENDING_BYTES = 32_000_000; // slices that wait to be written
 
 /**
  * @typedef {object} SliceStore
@@ -22,19 +25,41 @@ const SLICE_NAME = /^[0-9a-f]{64}$/;
 /** Open the best store that really works here: each is tried with a few bytes. @returns {Promise<SliceStore>} */
 export async function openStore() {
   for (const open of [openOpfs, openCache]) {
-    try {
-      const store = await open();
-      const data = Uint8Array.of(1, 2, 3);
-      if ((await store.write(PROBE, data)) === 'kept') {
-        const back = await store.read(PROBE);
-        await store.remove(PROBE);
-        if (back !== null && back.length === 3 && back[2] === 3) return store;
-      }
-    } catch {
-      // Not here: no secure context, private browsing, or storage is blocked. The next one may work.
-    }
+    const store = await within(LIMIT_MS, probed(open), () => null);
+    if (store !== null) return store;
   }
   return new NoStore();
+}
+
+/** A store that gave back what it was given. @param {() => Promise<SliceStore>} open @returns {Promise<SliceStore | null>} */
+async function probed(open) {
+  try {
+    const store = await open();
+    const outcome = await store.write(PROBE, Uint8Array.of(1, 2, 3));
+    const back = await store.read(PROBE);
+    await store.remove(PROBE);
+    return outcome === 'kept' && back?.length === 3 && back[2] === 3 ? store : null;
+  } catch {
+    return null; // no secure context, private browsing, or storage is blocked
+  }
+}
+
+/**
+ * An answer, or another one when it does not come in time.
+ * @template T
+ * @param {number} limitMs
+ * @param {Promise<T>} answer
+ * @param {() => T} otherwise
+ * @returns {Promise<T>}
+ */
+async function within(limitMs, answer, otherwise) {
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let timer;
+  /** @type {Promise<T>} */
+  const late = new Promise((resolve) => {
+    timer = setTimeout(() => resolve(otherwise()), limitMs);
+  });
+  return Promise.race([answer, late]).finally(() => clearTimeout(timer));
 }
 
 /** Nothing is kept. @implements {SliceStore} */
@@ -97,7 +122,8 @@ export class OpfsStore {
     let access;
     try {
       access = await (await this.folder.getFileHandle(slice, { create: true })).createSyncAccessHandle();
-    } catch {
+    } catch (error) {
+      if (error instanceof DOMException && error.name === 'QuotaExceededError') return /** @type {const} */ ('full');
       return /** @type {const} */ ('refused'); // another tab writes the same slice: it is not ours to remove
     }
     let written = 0;
@@ -187,21 +213,27 @@ export class CacheStore {
 }
 
 /**
- * A store within a budget: makes room by dropping slices nobody wants any more, and gives up quietly when full.
+ * A store within a budget, which nobody ever has to wait for: one write at a time, in the background, each with a time
+ * limit. Makes room by dropping slices that are no longer wanted, and gives up quietly.
  */
 export class Keeper {
-  /** @param {SliceStore} store @param {number} budgetBytes */
-  constructor(store, budgetBytes) {
+  /** @param {SliceStore} store @param {number} budgetBytes @param {number} [limitMs] */
+  constructor(store, budgetBytes, limitMs = LIMIT_MS) {
     this.store = store;
     this.budgetBytes = budgetBytes;
-    this.full = false; // the browser refused a write although the budget allowed it
+    this.limitMs = limitMs;
+    /** Why slices are not kept although the budget allows it. @type {'' | 'full' | 'stuck'} */
+    this.trouble = '';
     /** @type {Map<string, number>} */
     this.kept = new Map();
+    this.pendingBytes = 0;
+    this.stuck = 0; // operations that never ended
+    this.tail = Promise.resolve();
   }
 
   /** Look at what former visits left. */
   async open() {
-    this.kept = await this.store.list();
+    this.kept = await this.limited(this.store.list(), new Map());
   }
 
   /** @returns {string[]} */
@@ -216,23 +248,42 @@ export class Keeper {
 
   /** The bytes as they were found; the caller checks them. @param {string} slice @returns {Promise<Uint8Array | null>} */
   async read(slice) {
-    return this.kept.has(slice) ? this.store.read(slice) : null;
+    return this.kept.has(slice) ? this.limited(this.store.read(slice), null) : null;
+  }
+
+  /** Write when the writes before it are done. @param {string} slice @param {Uint8Array} data @param {(slice: string) => boolean} wanted */
+  write(slice, data, wanted) {
+    if (this.kept.has(slice) || this.trouble === 'stuck') return;
+    this.pendingBytes += data.length;
+    this.tail = this.tail.then(async () => {
+      await this.writeNow(slice, data, wanted);
+      this.pendingBytes -= data.length;
+    });
+  }
+
+  /** Wait until not too much waits to be written, so that memory stays bounded. */
+  async room() {
+    if (this.pendingBytes > PENDING_BYTES) await this.tail;
+  }
+
+  /** Wait for the writes asked for so far. */
+  async idle() {
+    await this.tail;
   }
 
   /** @param {string} slice @param {Uint8Array} data @param {(slice: string) => boolean} wanted */
-  async write(slice, data, wanted) {
-    if (this.kept.has(slice)) return;
+  async writeNow(slice, data, wanted) {
     await this.makeRoom(data.length, wanted);
-    if (this.keptBytes + data.length > this.budgetBytes) return;
-    const outcome = await this.store.write(slice, data);
+    if (this.trouble === 'stuck' || this.keptBytes + data.length > this.budgetBytes) return;
+    const outcome = await this.limited(this.store.write(slice, data), 'refused');
     if (outcome === 'kept') this.kept.set(slice, data.length);
-    if (outcome === 'full') this.full = true;
+    if (outcome === 'full') this.trouble = 'full';
   }
 
   /** @param {number} sizeBytes @param {(slice: string) => boolean} wanted */
   async makeRoom(sizeBytes, wanted) {
     for (const slice of [...this.kept.keys()]) {
-      if (this.keptBytes + sizeBytes <= this.budgetBytes && !this.full) return;
+      if (this.keptBytes + sizeBytes <= this.budgetBytes && this.trouble !== 'full') return;
       if (!wanted(slice)) await this.remove(slice);
     }
   }
@@ -240,13 +291,22 @@ export class Keeper {
   /** @param {string} slice */
   async remove(slice) {
     this.kept.delete(slice);
-    this.full = false;
-    await this.store.remove(slice);
+    if (this.trouble === 'full') this.trouble = '';
+    await this.limited(this.store.remove(slice), undefined);
   }
 
   /** Delete everything this page ever kept. */
   async clear() {
     for (const slice of [...(await this.store.list()).keys()]) await this.remove(slice);
     this.kept.clear();
+  }
+
+  /** What a store answers, or `instead` when it never does. @template T @param {Promise<T>} answer @param {T} instead */
+  limited(answer, instead) {
+    return within(this.limitMs, answer, () => {
+      this.stuck += 1;
+      if (this.stuck >= MOST_STUCK) this.trouble = 'stuck';
+      return instead;
+    });
   }
 }

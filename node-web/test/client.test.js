@@ -13,7 +13,7 @@ const SLICES = [1, 2, 3].map((worth) => new Uint8Array(102).fill(worth));
 /** @param {{store?: FakeStore, kernel?: FakeKernel, budget?: number, body?: (slice: string, tries: number) => Uint8Array|number}} [options] */
 async function node({ store = new FakeStore(), kernel = new FakeKernel(), budget = 1000, body } = {}) {
   const relay = new FakeRelay();
-  const keeper = new Keeper(store, budget);
+  const keeper = new Keeper(store, budget, 20);
   await keeper.open();
   /** @type {string[]} */
   const fetched = [];
@@ -125,7 +125,8 @@ test('a kept slice that was cut off or changed is fetched again', async () => {
   const store = new FakeStore();
   await store.write(sha256(SLICES[0]), SLICES[0].subarray(0, 50));
   await store.write(sha256(SLICES[1]), new Uint8Array(102).fill(8));
-  const { client, fetched } = await serving({ store });
+  const { client, fetched, keeper } = await serving({ store });
+  await keeper.idle();
   assert.deepEqual(fetched.sort(), SLICES.map(sha256).sort());
   assert.deepEqual(store.slices.get(sha256(SLICES[1])), SLICES[1]);
   client.leave('done');
@@ -134,10 +135,21 @@ test('a kept slice that was cut off or changed is fetched again', async () => {
 test('a full store leaves slices in memory only and says so', async () => {
   const store = new FakeStore();
   store.roomBytes = 150;
-  const { client, kernel } = await serving({ store });
+  const { client, kernel, keeper } = await serving({ store });
+  await keeper.idle();
   assert.equal(store.slices.size, 1);
-  assert.equal(client.status().storeFull, true);
+  assert.equal(client.status().storeTrouble, 'full');
   assert.equal(kernel.usedBytes, 306);
+  client.leave('done');
+});
+
+test('a store that never answers holds nobody up', async () => {
+  const store = new FakeStore();
+  store.write = () => new Promise(() => {});
+  const { client, keeper } = await serving({ store });
+  assert.equal(client.status().state, 'SERVING');
+  await keeper.idle();
+  assert.equal(client.status().storeTrouble, 'stuck');
   client.leave('done');
 });
 
@@ -145,6 +157,7 @@ test('the store makes room by dropping what is no longer wanted', async () => {
   const store = new FakeStore();
   await store.write('0'.repeat(64), new Uint8Array(250));
   const { client, keeper } = await serving({ store, budget: 400 });
+  await keeper.idle();
   assert.deepEqual(keeper.inventory(), SLICES.map(sha256).sort());
   client.leave('done');
 });

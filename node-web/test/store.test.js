@@ -57,24 +57,28 @@ test('where neither OPFS nor the Cache API works nothing is kept', async () => {
 
 test('the keeper never exceeds its budget and drops only what is not wanted', async () => {
   const keeper = new Keeper(new FakeStore(), 250);
-  await keeper.write(ID('a'), new Uint8Array(100), () => true);
-  await keeper.write(ID('b'), new Uint8Array(100), () => true);
-  await keeper.write(ID('c'), new Uint8Array(100), () => true); // no room, everything is wanted
+  keeper.write(ID('a'), new Uint8Array(100), () => true);
+  keeper.write(ID('b'), new Uint8Array(100), () => true);
+  keeper.write(ID('c'), new Uint8Array(100), () => true); // no room, everything is wanted
+  await keeper.idle();
   assert.deepEqual(keeper.inventory(), [ID('a'), ID('b')]);
-  await keeper.write(ID('c'), new Uint8Array(100), (slice) => slice !== ID('a'));
+  keeper.write(ID('c'), new Uint8Array(100), (slice) => slice !== ID('a'));
+  await keeper.idle();
   assert.deepEqual(keeper.inventory(), [ID('b'), ID('c')]);
-  assert.equal(keeper.full, false);
+  assert.equal(keeper.trouble, '');
 });
 
 test('the keeper tells a full device from a full budget', async () => {
   const store = new FakeStore();
   store.roomBytes = 50;
   const keeper = new Keeper(store, 1000);
-  await keeper.write(ID('a'), new Uint8Array(100), () => true);
-  assert.equal(keeper.full, true);
+  keeper.write(ID('a'), new Uint8Array(100), () => true);
+  await keeper.idle();
+  assert.equal(keeper.trouble, 'full');
   const none = new Keeper(new NoStore(), 1000);
-  await none.write(ID('a'), new Uint8Array(100), () => true);
-  assert.equal(none.full, false);
+  none.write(ID('a'), new Uint8Array(100), () => true);
+  await none.idle();
+  assert.equal(none.trouble, '');
 });
 
 test('clearing removes what former visits left too', async () => {

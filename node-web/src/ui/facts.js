@@ -59,7 +59,8 @@ function kernelFacts(status) {
 /** @param {Status|null} status @returns {[Mark, string][]} */
 function storeFacts(status) {
   if (status === null) return [];
-  if (status.storeFull) return [['warn', 'Storage is full: model parts stay in memory only and are loaded again next time']];
+  if (status.storeTrouble === 'stuck') return [['warn', 'The browser’s storage does not answer: model parts stay in memory only']];
+  if (status.storeTrouble === 'full') return [['warn', 'Storage is full: model parts stay in memory only and are loaded again next time']];
   if (status.store === 'memory') return [['', 'Model parts stay in memory and are gone when the page closes']];
   if (status.keptBytes === 0) return [['', 'Model parts will be kept on this device for the next visit']];
   return [['good', `${bytes(status.keptBytes)} of model parts kept on this device for the next visit`]];
