@@ -193,9 +193,9 @@ class Closed:
 
 
 type Event = (
-    Start | KernelTested | KernelFault | Welcomed | Assigned | SliceLoaded | SliceFailed | SlicesLost | DispatchReceived
-    | CancelReceived | CallComputed | CallFailed | PauseAsked | ResumeAsked | LeaveAsked | SleepAsked | Woke
-    | DrainReceived | Closed
+    Start | KernelTested | KernelFault | Welcomed | Assigned | SliceLoaded | SliceFailed | SlicesLost
+    | DispatchReceived | CancelReceived | CallComputed | CallFailed | PauseAsked | ResumeAsked | LeaveAsked
+    | SleepAsked | Woke | DrainReceived | Closed
 )  # fmt: skip
 
 
