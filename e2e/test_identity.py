@@ -77,6 +77,8 @@ async def test_the_only_node_killed_in_mid_generation_changes_nothing(
         generation = greedy(demo_model, prompts, NUM_TOKENS, swarm=s.backbone.dispatcher.call)
         same_bits(await while_running(generation, kill_soon), reference)
         assert rows_of(s)["node-0"] > 0 and rows_of(s)[Tally.LOCAL_NAME] > 0
+        dispatcher = s.backbone.dispatcher
+        assert dispatcher.tally.longest_call_s <= dispatcher.policy.deadlines.first_s
 
 
 async def test_one_of_two_nodes_killed_in_mid_generation_changes_nothing(

@@ -119,12 +119,15 @@ class Dispatcher:
         plan = self.plans.get(call.layer)
         if plan is None:
             raise SwarmError(f"layer {call.layer} has no routed experts in this model")
-        self.tally.called(len(call.x))
+        began = self._clock()
         chunks = row_chunks(*call.x.shape)
         if len(chunks) == 1:
-            return await self._rows(plan, call.x, call.ids, call.weights)
-        parts = [self._rows(plan, call.x[rows], call.ids[rows], call.weights[rows]) for rows in chunks]
-        return np.concatenate(await asyncio.gather(*parts))
+            outputs = await self._rows(plan, call.x, call.ids, call.weights)
+        else:
+            parts = [self._rows(plan, call.x[rows], call.ids[rows], call.weights[rows]) for rows in chunks]
+            outputs = np.concatenate(await asyncio.gather(*parts))
+        self.tally.called(len(call.x), self._clock() - began)
+        return outputs
 
     def nodes_changed(self, nodes: list[Node]) -> None:
         """Take the complete list of nodes that are ready."""

@@ -58,7 +58,16 @@ class Tally:
 
     LOCAL_NAME = "this machine"
 
-    __slots__ = ("calls_of_rows", "failed_calls", "hedges", "layer_calls", "retries", "tokens", "work")
+    __slots__ = (
+        "calls_of_rows",
+        "failed_calls",
+        "hedges",
+        "layer_calls",
+        "longest_call_s",
+        "retries",
+        "tokens",
+        "work",
+    )
 
     def __init__(self) -> None:
         self.work: dict[str, Work] = {}
@@ -68,9 +77,11 @@ class Tally:
         self.retries = 0
         self.hedges = 0
         self.failed_calls = 0
+        self.longest_call_s = 0.0
 
-    def called(self, rows: int) -> None:
-        """Note a layer call of the engine."""
+    def called(self, rows: int, seconds: float) -> None:
+        """Note a layer call of the engine that was answered, and how long that took."""
+        self.longest_call_s = max(self.longest_call_s, seconds)
         self.layer_calls += 1
         self.tokens += rows
         self.calls_of_rows[rows] += 1
@@ -87,3 +98,4 @@ class Tally:
         self.work.clear()
         self.calls_of_rows.clear()
         self.layer_calls = self.tokens = self.retries = self.hedges = self.failed_calls = 0
+        self.longest_call_s = 0.0

@@ -241,6 +241,17 @@ async def test_a_bad_answer_costs_that_call_one_retry_and_no_bit(
         assert [peer for peer, _ in b.lane.calls] == [1, 2, 2]  # the liar rests
 
 
+async def test_a_silent_node_delays_a_call_by_at_most_one_deadline(model: Model) -> None:
+    async with bench(model, deadlines=DeadlinePolicy(floor_s=0.1, first_s=0.4)) as b:
+        call = next(calls())
+        b.nodes(list(range(8)))
+        b.lane.behave[1] = lie_never
+        expected = await b.local_answer(call)
+        b.dispatcher.tally.clear()
+        assert (await b.dispatcher.call(call)).tobytes() == expected.tobytes()
+        assert 0.4 <= b.dispatcher.tally.longest_call_s < 0.8
+
+
 async def test_an_answer_given_twice_is_added_once(model: Model) -> None:
     async with bench(model) as b:
         call = next(calls())

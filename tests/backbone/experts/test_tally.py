@@ -24,5 +24,7 @@ def test_clearing_forgets_everything() -> None:
     tally = Tally()
     tally.of("id", "phone", "wasm-plain", "relayed").failed("compute: late")
     tally.retries = 3
+    tally.called(4, 0.25)
     tally.clear()
-    assert tally.work == {} and tally.retries == 0
+    assert tally.work == {} and tally.calls_of_rows == {}
+    assert (tally.retries, tally.layer_calls, tally.longest_call_s) == (0, 0, 0.0)
