@@ -6,18 +6,21 @@ computed. Each float32 operation below rounds once, in the order written; dot pr
 integers, so exact.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
-from backbone.model.formula import Formula
+from backbone.model.formula import FORMATS, Formula
 
 type Float32 = npt.NDArray[np.float32]
 type Int64 = npt.NDArray[np.int64]
 type Bytes = npt.NDArray[np.uint8]
 
 f32 = np.float32
-BLOCK = {8: 32, 12: 256, 14: 256}  # int8 activations per scale, by weight format; F32 and F16 take x as it is
-ROW_BYTES = {0: (1, 4), 1: (1, 2), 8: (32, 34), 12: (256, 144), 14: (256, 210)}
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # levels of IQ4_NL, IQ4_XS
+FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # of MXFP4 and NVFP4: e2m1 floats doubled
 
 
 class NonFinite(ArithmeticError):
@@ -62,6 +65,20 @@ def f16(data: Bytes) -> Float32:
     return np.ascontiguousarray(data).view("<f2").astype(f32)
 
 
+class Blocks(NamedTuple):
+    """
+    One block of every row, taken apart: weight = d * scale * q - dmin * minimum.
+
+    Shapes: d, dmin [rows]; scale, minimum [rows, sub-blocks]; q [rows, sub-blocks, columns].
+    """
+
+    d: Float32
+    scale: Int64
+    q: Int64
+    dmin: Float32 | None = None
+    minimum: Int64 | None = None
+
+
 def dot(blocks: Bytes, ggml_type: int, x: Float32) -> Float32:
     """
     Multiply a weight matrix with rows of x.
@@ -71,56 +88,104 @@ def dot(blocks: Bytes, ggml_type: int, x: Float32) -> Float32:
         x        [num_tokens, cols]
         returns  [num_tokens, rows]
     """
-    if ggml_type in (0, 1):
-        w = np.ascontiguousarray(blocks).view("<f4") if ggml_type == 0 else f16(blocks)
+    if ggml_type in FLOATS:
+        w = FLOATS[ggml_type](blocks)
         if not (np.isfinite(w).all() and np.isfinite(x).all()):
             raise NonFinite("weights or activations")
         lane: list[Float32] = [np.zeros((len(x), len(w)), f32) for _ in range(8)]  # one sum per column mod 8
         for c in range(w.shape[1]):
             lane[c % 8] += w[None, :, c] * x[:, None, c]
         return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]))
-    block, block_bytes = ROW_BYTES[ggml_type]
-    ints, scales = quantise(x, block)
+    layout = FORMATS[ggml_type]
+    ints, scales = quantise(x, layout.block)
     total = np.zeros((len(x), len(blocks)), f32)
-    for b, raw in enumerate(np.split(blocks, blocks.shape[1] // block_bytes, axis=1)):
-        q, dx = ints[:, b], scales[:, b, None]
-        if ggml_type == 8:
-            d, w = f16(raw[:, :2])[:, 0], raw[:, 2:].view(np.int8).astype(np.int64)
-            add = (d * dx) * (q @ w.T).astype(f32)
-        elif ggml_type == 12:
-            d, dmin, scale, minimum, w = q4_k(raw)
-            isum = np.einsum("tjc,rjc,rj->tr", q.reshape(-1, 8, 32), w, scale)
-            msum = np.einsum("tj,rj->tr", q.reshape(-1, 8, 32).sum(axis=2), minimum)
-            add = (d * dx) * isum.astype(f32) - (dmin * dx) * msum.astype(f32)
-        else:
-            d, scale, w = q6_k(raw)
-            isum = np.einsum("tjc,rjc,rj->tr", q.reshape(-1, 16, 16), w, scale)
-            add = (d * dx) * isum.astype(f32)
-        if not np.isfinite(d).all() or (ggml_type == 12 and not np.isfinite(dmin).all()):
+    for b, raw in enumerate(np.split(blocks, blocks.shape[1] // layout.block_bytes, axis=1)):
+        block = UNPACK[ggml_type](raw)
+        q, dx = ints[:, b].reshape(len(x), *block.q.shape[1:]), scales[:, b, None]
+        if not np.isfinite(block.d).all() or not (block.dmin is None or np.isfinite(block.dmin).all()):
             raise NonFinite("scales")
+        add = (block.d * dx) * np.einsum("tjc,rjc,rj->tr", q, block.q, block.scale).astype(f32)
+        if block.dmin is not None and block.minimum is not None:
+            add = add - (block.dmin * dx) * np.einsum("tjc,rj->tr", q, block.minimum).astype(f32)
         total += add
     return total
 
 
-def q4_k(raw: Bytes) -> tuple[Float32, Float32, Int64, Int64, Int64]:
-    """Take blocks apart: d, dmin [rows]; scales, minimums [rows, 8]; nibbles [rows, 8, 32]."""
+def nibbles(raw: Bytes) -> Int64:
+    """All low nibbles of a run of bytes, then all high ones, along the last axis."""
+    return np.concatenate([raw & 15, raw >> 4], axis=-1).astype(np.int64)
+
+
+def bits(raw: Bytes, width: int = 1) -> Int64:
+    """Numbers of `width` bits, from the low bits of the first byte on."""
+    shifts = np.arange(0, 8, width, dtype=np.uint8)
+    return (raw[:, :, None] >> shifts & (1 << width) - 1).reshape(len(raw), -1).astype(np.int64)
+
+
+def one(raw: Bytes) -> Int64:
+    """The only scale or minimum of a block without sub-blocks."""
+    return np.ones((len(raw), 1), np.int64)
+
+
+def q8_0(raw: Bytes) -> Blocks:
+    return Blocks(f16(raw[:, :2])[:, 0], one(raw), raw[:, None, 2:].view(np.int8).astype(np.int64))
+
+
+def q4_0(raw: Bytes) -> Blocks:
+    return Blocks(f16(raw[:, :2])[:, 0], one(raw), nibbles(raw[:, None, 2:]) - 8)
+
+
+def q4_1(raw: Bytes) -> Blocks:
+    d, m = f16(raw[:, :4]).T
+    return Blocks(d, one(raw), nibbles(raw[:, None, 4:]), -m, one(raw))
+
+
+def q5_0(raw: Bytes) -> Blocks:
+    q = nibbles(raw[:, 6:]) | bits(raw[:, 2:6]) << 4
+    return Blocks(f16(raw[:, :2])[:, 0], one(raw), q[:, None] - 16)
+
+
+def q5_1(raw: Bytes) -> Blocks:
+    d, m = f16(raw[:, :4]).T
+    q = nibbles(raw[:, 8:]) | bits(raw[:, 4:8]) << 4
+    return Blocks(d, one(raw), q[:, None], -m, one(raw))
+
+
+def iq4_nl(raw: Bytes) -> Blocks:
+    return Blocks(f16(raw[:, :2])[:, 0], one(raw), np.array(IQ4)[nibbles(raw[:, None, 2:])])
+
+
+def mxfp4(raw: Bytes) -> Blocks:
+    d: Float32 = np.ldexp(f32(1), raw[:, 0].astype(np.int32) - 128).astype(f32)
+    return Blocks(d, one(raw), np.array(FP4)[nibbles(raw[:, None, 1:])])
+
+
+def q4_k(raw: Bytes) -> Blocks:
+    d, dmin = f16(raw[:, :4]).T
     s = raw[:, 4:16].astype(np.int64)
     low, mid, high = s[:, 0:4], s[:, 4:8], s[:, 8:12]
     scale = np.hstack([low & 63, (high & 15) | (low >> 6) << 4])
     minimum = np.hstack([mid & 63, (high >> 4) | (mid >> 6) << 4])
-    nibbles = raw[:, 16:].reshape(-1, 4, 1, 32).astype(np.int64)
-    w = np.concatenate([nibbles & 15, nibbles >> 4], axis=2).reshape(-1, 8, 32)
-    return f16(raw[:, :2])[:, 0], f16(raw[:, 2:4])[:, 0], scale, minimum, w
+    return Blocks(d, scale, nibbles(raw[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32), dmin, minimum)
 
 
-def q6_k(raw: Bytes) -> tuple[Float32, Int64, Int64]:
-    """Take blocks apart: d [rows]; scales [rows, 16]; weights [rows, 16, 16]."""
+def q6_k(raw: Bytes) -> Blocks:
     ql, qh = (raw[:, a:b].astype(np.int64) for a, b in ((0, 128), (128, 192)))
     ql, qh = ql.reshape(-1, 2, 2, 32), qh.reshape(-1, 2, 32)  # [rows, half, which 32, column]
     low = np.stack([ql[:, :, 0] & 15, ql[:, :, 1] & 15, ql[:, :, 0] >> 4, ql[:, :, 1] >> 4], axis=2)
     high = np.stack([qh >> shift & 3 for shift in (0, 2, 4, 6)], axis=2)
     scale = raw[:, 192:208].view(np.int8).astype(np.int64)
-    return f16(raw[:, 208:])[:, 0], scale, (low + 16 * high - 32).reshape(-1, 16, 16)
+    return Blocks(f16(raw[:, 208:])[:, 0], scale, (low + 16 * high - 32).reshape(-1, 16, 16))
+
+
+FLOATS: dict[int, Callable[[Bytes], Float32]] = {
+    0: lambda raw: np.ascontiguousarray(raw).view("<f4"),
+    1: f16,
+    30: lambda raw: (np.ascontiguousarray(raw).view("<u2").astype("<u4") << 16).view("<f4"),
+}
+UNPACK: dict[int, Callable[[Bytes], Blocks]] = {
+    2: q4_0, 3: q4_1, 6: q5_0, 7: q5_1, 8: q8_0, 12: q4_k, 14: q6_k, 20: iq4_nl, 39: mxfp4,
+}  # fmt: skip
 
 
 def expert(formula: Formula, slice_bytes: Bytes, x: Float32) -> Float32:

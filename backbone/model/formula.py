@@ -24,9 +24,16 @@ class Format(NamedTuple):
 FORMATS = {
     0: Format("F32", 1, 4),
     1: Format("F16", 1, 2),
+    2: Format("Q4_0", 32, 18),
+    3: Format("Q4_1", 32, 20),
+    6: Format("Q5_0", 32, 22),
+    7: Format("Q5_1", 32, 24),
     8: Format("Q8_0", 32, 34),
     12: Format("Q4_K", 256, 144),
     14: Format("Q6_K", 256, 210),
+    20: Format("IQ4_NL", 32, 18),
+    30: Format("BF16", 1, 2),
+    39: Format("MXFP4", 32, 17),
 }
 
 ACTIVATIONS = ("silu", "gelu", "relu", "relu2", "swiglu_oai")

@@ -4,7 +4,7 @@ import { CallRefused } from './errors.js';
 import { KernelMemoryFull } from './kernels/kernel.js';
 import { encodeX, Grid, rowExponents, XEncoding } from './wire/tensors.js';
 
-const FORMATS = new Set([0, 1, 8, 12, 14]); // ggml type ids this kernel has; backbone/model/formula.py
+const FORMATS = new Set([0, 1, 2, 3, 6, 7, 8, 12, 14, 20, 30, 39]); // ggml type ids this kernel has; backbone/model/formula.py
 const SPEED_FORMULA = {
   hidden_dim: 1024, expert_dim: 512, gate_type: 8, up_type: 8, down_type: 8,
   activation: 'silu', alpha: 0, limit: 0, weight_position: 'after', biased: false,

@@ -16,7 +16,11 @@ from backbone.model.formula import FORMATS, Formula, row_bytes
 from relay.wire.tensors import Grid, XEncoding, decode_x, encode_x, row_exponents
 
 ROOT = Path(__file__).resolve().parents[2]
-SCALES = {8: (0,), 12: (0, 2), 14: (208,)}  # where the f16 scales of a block stand
+# Where the f16 scales of a block stand, and by how many powers of two they are smaller than in Q8_0.
+SCALES = {
+    2: (0, (0,)), 3: (0, (0, 2)), 6: (0, (0,)), 7: (0, (0, 2)), 8: (0, (0,)), 12: (0, (0, 2)),
+    14: (4, (208,)), 20: (0, (0,)),
+}  # fmt: skip
 
 
 @cache
@@ -42,14 +46,19 @@ def random_matrix(
     rng: np.random.Generator, ggml_type: int, rows: int, cols: int, scale: float = 2.0**-7
 ) -> npt.NDArray[np.uint8]:
     """Give the bytes of a [rows, cols] matrix; every bit pattern a block may have, but for its scales."""
-    if ggml_type in (0, 1):
+    if FORMATS[ggml_type].block == 1:
         values = rng.standard_normal((rows, cols), np.float32) * np.float32(scale * 16)
+        if ggml_type == 30:
+            return np.ascontiguousarray((values.view("<u4") >> 16).astype("<u2")).view(np.uint8).ravel()
         return values.astype("<f4" if ggml_type == 0 else "<f2").view(np.uint8).ravel()
     block_bytes = FORMATS[ggml_type].block_bytes
     size = rows * row_bytes(ggml_type, cols)
     blocks = rng.integers(0, 256, (size // block_bytes, block_bytes), np.uint8)
-    for at in SCALES[ggml_type]:
-        halves = (rng.standard_normal(len(blocks)) * scale / (16 if ggml_type == 14 else 1)).astype("<f2")
+    if ggml_type == 39:  # powers of two
+        blocks[:, 0] = np.clip(128 + np.log2(scale) + rng.integers(-3, 3, len(blocks)), 0, 255)
+    smaller, places = SCALES.get(ggml_type, (0, ()))
+    for at in places:
+        halves = (rng.standard_normal(len(blocks)) * scale / 2**smaller).astype("<f2")
         blocks[:, at : at + 2] = halves.view(np.uint8).reshape(-1, 2)
     return blocks.ravel()
 

@@ -7,6 +7,7 @@ import pytest
 from backbone.experts import native, reference
 from backbone.model.formula import ACTIVATIONS, FORMATS, WEIGHT_POSITIONS
 from tests.wasm.calls import ROOT
+from tests.wasm.known_answers import TYPES
 
 HEADER = (ROOT / "wasm" / "expert.h").read_text()
 CONTRACT = (ROOT / "wasm" / "CONTRACT.md").read_text()
@@ -69,12 +70,19 @@ def test_every_constant_of_exp_is_the_same_in_c_numpy_and_contract() -> None:
     assert {float.fromhex(text) for text in re.findall(hexadecimal, body)} == constants
 
 
-def test_formats_have_one_layout() -> None:
-    for ggml_type, (block, block_bytes) in reference.ROW_BYTES.items():
-        assert (FORMATS[ggml_type].block, FORMATS[ggml_type].block_bytes) == (block, block_bytes)
-        name = FORMATS[ggml_type].name.lower()
-        source = (ROOT / "wasm" / "formats" / f"{name}.c").read_text()
-        names = dict(re.findall(r"(COLS|BYTES) = (\d+)", source))
-        entry = re.search(rf"expert_{name} = {{\s*(\w+),\s*(\w+),\s*(\w+),", source)
-        assert entry is not None
-        assert [int(names.get(word, word)) for word in entry.groups()] == [ggml_type, block, block_bytes]
+@pytest.mark.parametrize("ggml_type", FORMATS)
+def test_formats_have_one_layout(ggml_type: int) -> None:
+    layout = FORMATS[ggml_type]
+    name = layout.name.lower()
+    source = (ROOT / "wasm" / "formats" / f"{name}.c").read_text()
+    names = dict(re.findall(r"(COLS|BYTES) = (\d+)", source))
+    entry = re.search(rf"expert_{name} = {{\s*(\w+),\s*(\w+),\s*(\w+),", source)
+    assert entry is not None
+    found = [int(names.get(word, word)) for word in entry.groups()]
+    assert found == [ggml_type, layout.block, layout.block_bytes]
+    assert f"({ggml_type})" in CONTRACT
+    assert ggml_type in (reference.FLOATS if layout.block == 1 else reference.UNPACK)
+
+
+def test_the_known_answers_cover_every_format() -> None:
+    assert set(TYPES) == set(FORMATS)

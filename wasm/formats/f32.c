@@ -2,76 +2,18 @@
 //
 //   in the GGUF, row r           | w0 | w1 | ... |     4 * cols bytes
 //   packed, row r                the same, zeros up to a multiple of 8 columns
-//
-// Eight partial sums per row, one per (column mod 8), then the fixed tree
-// ((0+4)+(2+6)) + ((1+5)+(3+7)). A padding column adds +0 to a sum that is never -0, so it changes
-// no bit.
 #include "format.h"
 
-static uint64_t packed_bytes(uint64_t rows, uint64_t cols) {
-    return rows * round_up(cols, F32_PAD) * 4;
-}
+enum { BYTES = 4 };
 
-static int32_t pack(const uint8_t *blocks, size_t rows, size_t cols, uint8_t *packed) {
-    const size_t padded_cols = (size_t)round_up(cols, F32_PAD);
-    for (size_t r = 0; r < rows; r++, blocks += cols * 4) {
-        for (size_t c = 0; c < padded_cols; c++, packed += 4) {
-            float w = 0;
-            if (c < cols) __builtin_memcpy(&w, blocks + c * 4, 4);
-            if (!f32_is_finite(w)) return EXPERT_NON_FINITE;
-            __builtin_memcpy(packed, &w, 4);
-        }
-    }
-    return EXPERT_OK;
+static float weight(const uint8_t *p) {
+    float w;
+    __builtin_memcpy(&w, p, BYTES);
+    return w;
 }
-
-#if defined(EXPERT_SCALAR)
-static void rows(const uint8_t *packed, size_t num_rows, size_t cols, const uint8_t *const *x,
-                 size_t num_tokens, float *y, size_t stride) {
-    const size_t padded_cols = (size_t)round_up(cols, F32_PAD);
-    for (size_t r = 0; r < num_rows; r++) {
-        const float *w = (const float *)(const void *)packed + r * padded_cols;
-        for (size_t t = 0; t < num_tokens; t++) {
-            const float *a = (const float *)(const void *)x[t];
-            float sum[8] = {0};
-            for (size_t c = 0; c < cols; c++) sum[c % 8] += w[c] * a[c];
-            y[t * stride + r] =
-                ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
-        }
-    }
-}
-#else
-// ROWS rows of T tokens at once: enough independent sums to hide the latency of an addition.
-INLINE void tile(const uint8_t *w, size_t row_bytes, const int ROWS, size_t cols,
-                 const uint8_t *const *x, const int T, float *y, size_t stride) {
-    f8 sum[4][2];
-    EACH (r, ROWS)
-        EACH (t, T) sum[r][t] = f8_zero();
-    for (size_t c = 0; c < cols; c += 8) {
-        EACH (t, T) {
-            f8 a = f8_load(x[t] + c * 4);
-            EACH (r, ROWS)
-                sum[r][t] = f8_mul_add(sum[r][t], f8_load(w + (size_t)r * row_bytes + c * 4), a);
-        }
-    }
-    EACH (r, ROWS)
-        EACH (t, T) y[(size_t)t * stride + (size_t)r] = f8_sum(sum[r][t]);
-}
-
-static void rows(const uint8_t *packed, size_t num_rows, size_t cols, const uint8_t *const *x,
-                 size_t num_tokens, float *y, size_t stride) {
-    const size_t row_bytes = (size_t)round_up(cols, F32_PAD) * 4;
-    size_t r = 0;
-    for (; r + 4 <= num_rows; r += 4, packed += 4 * row_bytes) {
-        size_t t = 0;
-        for (; t + 2 <= num_tokens; t += 2)
-            tile(packed, row_bytes, 4, cols, x + t, 2, y + t * stride + r, stride);
-        if (t < num_tokens) tile(packed, row_bytes, 4, cols, x + t, 1, y + t * stride + r, stride);
-    }
-    for (; r < num_rows; r++, packed += row_bytes)
-        for (size_t t = 0; t < num_tokens; t++)
-            tile(packed, row_bytes, 1, cols, x + t, 1, y + t * stride + r, stride);
-}
+#if !defined(EXPERT_SCALAR)
+INLINE f8 load8(const uint8_t *p) { return f8_load(p); }
 #endif
+#include "floats.h"
 
-const ExpertFormat expert_f32 = {0, 1, 4, WANTS_F32, packed_bytes, pack, rows};
+const ExpertFormat expert_f32 = {0, 1, BYTES, WANTS_F32, packed_bytes, pack, rows};

@@ -54,7 +54,9 @@ typedef struct {
 
 enum { ROW_PAD = 8, MAX_TILE = 4, PREFETCH_AHEAD = 2048, PACK_SLACK = 4096 };
 
-extern const ExpertFormat expert_f32, expert_f16, expert_q8_0, expert_q4_k, expert_q6_k;
+extern const ExpertFormat expert_f32, expert_f16, expert_bf16;
+extern const ExpertFormat expert_q8_0, expert_q4_0, expert_q4_1, expert_q5_0, expert_q5_1;
+extern const ExpertFormat expert_iq4_nl, expert_mxfp4, expert_q4_k, expert_q6_k;
 const ExpertFormat *expert_find_format(int32_t type); // null when unknown
 
 INLINE uint64_t round_up(uint64_t n, uint64_t step) { return (n + step - 1) / step * step; }
@@ -87,6 +89,17 @@ INLINE float f16_to_f32(uint16_t bits) {
     return bits_to_f32((uint32_t)(bits & 0x8000) << 16 | (uint32_t)(bits & 0x7fff) << 13) *
            0x1p112f;
 }
+
+// 2^(e - 128), down to the subnormal 2^-128: the product of two powers of two is exact.
+INLINE float e8m0_to_f32(uint32_t e) {
+    return bits_to_f32((e / 2 + 63) << 23) * bits_to_f32((e - e / 2 + 63) << 23);
+}
+
+// What the 4-bit codes of IQ4_NL and IQ4_XS, and of MXFP4 and NVFP4 (doubled), stand for.
+static const int8_t iq4_levels[16] __attribute__((unused)) = {
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const int8_t fp4_levels[16]
+    __attribute__((unused)) = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 // Packs [rows, num_blocks] blocks into groups of LANES rows; rows that are missing in the last
 // group are zero.
@@ -121,6 +134,19 @@ INLINE void prefetch_group(const uint8_t *group, size_t group_bytes) {
         __builtin_prefetch(ahead + 64 * line);
 #endif
     }
+}
+
+// The fifth bits of Q5_0 and Q5_1: from bit c of a u32 to bit v of byte i, c = 4v + i.
+INLINE void transpose_top(const uint8_t *bits, uint8_t *bytes) {
+    for (int i = 0; i < 4; i++) {
+        unsigned byte = 0;
+        for (int v = 0; v < 8; v++) byte |= (bits[v / 2] >> (4 * (v % 2) + i) & 1u) << v;
+        bytes[i] = (uint8_t)byte;
+    }
+}
+INLINE void fifth_bits(vi q, vi top, const int v, vi *low, vi *high) {
+    *low = vi_or(low_nibbles(q), vi_and_bytes(vi_shl16(top, 4 - v), 0x10));
+    *high = vi_or(high_nibbles(q), vi_and_bytes(v == 0 ? top : vi_shr16(top, v), 0x10));
 }
 
 // Walk a packed matrix: for each group of LANES rows, tokens in tiles of 4, 2, 1, so that its

@@ -1,8 +1,10 @@
 // The table of formats: adding one is a file beside this one and a line here.
 #include "format.h"
 
-static const ExpertFormat *const formats[] = {&expert_f32, &expert_f16, &expert_q8_0, &expert_q4_k,
-                                              &expert_q6_k};
+static const ExpertFormat *const formats[] = {
+    &expert_f32,  &expert_f16,  &expert_bf16,   &expert_q8_0,  &expert_q4_0, &expert_q4_1,
+    &expert_q5_0, &expert_q5_1, &expert_iq4_nl, &expert_mxfp4, &expert_q4_k, &expert_q6_k,
+};
 enum { NUM_FORMATS = sizeof formats / sizeof formats[0] };
 
 const ExpertFormat *expert_find_format(int32_t type) {

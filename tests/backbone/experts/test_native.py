@@ -172,7 +172,7 @@ def test_slices_of_the_wrong_length_are_refused(kernel: NativeKernel, case: Samp
 @pytest.mark.parametrize(
     "formula",
     [
-        Formula(64, 64, 8, 8, 3),
+        Formula(64, 64, 8, 8, 5),
         Formula(64, 64, None, 8, 8),
         Formula(64, 64, 8, 8, 8, activation="gelu"),
         Formula(64, 64, 8, 8, 8, activation="nonsense"),

@@ -7,14 +7,14 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from backbone.experts import reference
-from backbone.model.formula import Formula
+from backbone.model.formula import FORMATS, Formula
 from tests.wasm.calls import random_matrix, random_slice
 
-TYPES = (0, 1, 8, 12, 14)
+TYPES = tuple(FORMATS)
 
 
 def weights_f64(blocks: npt.NDArray[np.uint8], ggml_type: int) -> npt.NDArray[np.float64]:
-    if ggml_type == 0:
+    if ggml_type == 0:  # gguf knows no block of it
         return blocks.view("<f4").astype(np.float64)
     return np.asarray(dequantize(blocks, GGMLQuantizationType(ggml_type)), np.float64)
 

@@ -6,10 +6,12 @@ from backbone.model.formula import FORMATS
 from backbone.model.quantise import dequantise, quantise
 
 # relative root mean square error of normal weights that a format may cost
-ERROR = {0: 0.0, 1: 4e-4, 8: 0.01, 12: 0.11, 14: 0.025}
+ERROR = {
+    0: 0.0, 1: 4e-4, 2: 0.11, 3: 0.1, 6: 0.055, 7: 0.05, 8: 0.01, 12: 0.11, 14: 0.025, 30: 4e-3, 39: 0.15,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("type_id", FORMATS)
+@pytest.mark.parametrize("type_id", ERROR)
 @pytest.mark.parametrize("shift", [0.0, 3.0], ids=["centred", "one-sided"])
 def test_weights_come_back_within_the_format_s_error(type_id: int, shift: float) -> None:
     weights = (np.random.default_rng(1).standard_normal((3, 5, 512)) + shift).astype(np.float32)
@@ -19,7 +21,7 @@ def test_weights_come_back_within_the_format_s_error(type_id: int, shift: float)
     assert np.sqrt((error**2).mean() / (weights**2).mean()) <= ERROR[type_id]
 
 
-@pytest.mark.parametrize("type_id", FORMATS)
+@pytest.mark.parametrize("type_id", ERROR)
 def test_zeros_stay_zeros(type_id: int) -> None:
     zeros = np.zeros((2, 256), np.float32)
     assert np.array_equal(dequantise(quantise(zeros, type_id), type_id), zeros)
