@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -73,9 +74,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; the last line of output says how it went, the exit status too."""
+    """Run the demo; the line `demo: …` says how it went, the exit status too."""
     options = parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal ends the swarm's processes too
+        signal.signal(number, signal.default_int_handler)
     try:
         return asyncio.run(_run(options))
     except (DemoFailed, BackboneError) as exc:
@@ -102,7 +105,7 @@ async def _run(options: argparse.Namespace) -> int:
             lambda: _answers(f"{local_url}/healthz"), START_TIMEOUT_S, "the relay", logs / "relay.log"
         )
         config = Config(
-            model=model, cache_dir=cache_dir, name="demo", relay=local_url, relay_token=token, port=0
+            model=model, cache_dir=cache_dir, name="demo", relay=local_url, relay_token=token, port=_free_port(8080)
         )
         backbone = await stack.enter_async_context(Backbone(config))
         _say("backbone", describe(backbone))
@@ -162,12 +165,12 @@ async def _show(options: argparse.Namespace, backbone: Backbone, phone_url: str,
         raise DemoFailed(f"token {identical} differs between swarm and local experts")
     if used != expected:
         raise DemoFailed(f"{used} of {expected} nodes computed something")
+    print(f"demo: ok tokens={len(swarm.tokens)} identical={identical} nodes={used}", flush=True)
     if not options.once:
         print(f"\nOpen on a phone in this network:  {phone_url}\n")
         segno.make(phone_url, error="m").terminal(compact=True)
         print(f"OpenAI endpoint: {backbone.url}/v1    Ctrl-C ends everything.", flush=True)
         await asyncio.Event().wait()
-    print(f"demo: ok tokens={len(swarm.tokens)} identical={identical} nodes={used}")
     return 0
 
 
@@ -262,8 +265,9 @@ def work_table(tally: Tally) -> str:
 async def _process(log: Path, *command: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a program of the swarm, its output in `log`; it ends with the demo."""
     with log.open("wb") as output:
+        # A session of its own: Ctrl-C is for us, and we end it in order.
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=output, stderr=asyncio.subprocess.STDOUT
+            *command, stdout=output, stderr=asyncio.subprocess.STDOUT, start_new_session=True
         )
     try:
         yield process
