@@ -105,7 +105,12 @@ async def _run(options: argparse.Namespace) -> int:
             lambda: _answers(f"{local_url}/healthz"), START_TIMEOUT_S, "the relay", logs / "relay.log"
         )
         config = Config(
-            model=model, cache_dir=cache_dir, name="demo", relay=local_url, relay_token=token, port=_free_port(8080)
+            model=model,
+            cache_dir=cache_dir,
+            name="demo",
+            relay=local_url,
+            relay_token=token,
+            port=_free_port(8080),
         )
         backbone = await stack.enter_async_context(Backbone(config))
         _say("backbone", describe(backbone))
