@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 
-import { decodeDispatch, decodePartialCall, encodeDispatch, encodePartialCall, modelTag } from '../src/wire/calls.js';
+import { decodeDispatch, decodePartialCall, decodeProbe, encodeDispatch, encodePartialCall, modelTag } from '../src/wire/calls.js';
 import { clipReason, CloseCode, mayReconnect } from '../src/wire/close.js';
 import { LocalProtocolError, RemoteProtocolError } from '../src/wire/errors.js';
 import { decodeFrame, encodeFrame, FrameType, HEADER_BYTES, PAYLOAD_LIMITS } from '../src/wire/frames.js';
@@ -59,7 +59,9 @@ for (const vector of FRAMES.valid) {
       assert.deepEqual([...sums].map(String), fields.sums.flat());
       assert.equal(hex(partial.widths), fields.widths);
       assert.deepEqual(encodePartialCall(partial), new Uint8Array(frame.payload));
-    } else if (vector.message !== 'Cancel') {
+    } else if (vector.message === 'Probe') {
+      assert.equal(decodeProbe(frame.payload), fields.answer_bytes);
+    } else if (vector.message !== 'Cancel' && vector.message !== 'Echo') {
       const message = fromPayload(frame.type, frame.payload);
       assert.equal(message.type, vector.message);
       assert.deepEqual(snake(message), fields);

@@ -22,14 +22,17 @@ from relay.forwarding.table import Calls, OpenCall
 from relay.metrics import Metrics
 from relay.pool.inventory import BackboneRecord
 from relay.pool.pool import Pool
+from relay.signalling.rooms import Rooms
 from relay.wire.close import CloseCode
-from relay.wire.frames import CALL_TYPES, MAX_FRAME_BYTES, FrameType, Header
+from relay.wire.frames import MAX_FRAME_BYTES, PASSED_ON, FrameType, Header
 from relay.wire.messages import (
     Assign,
     Drain,
     Failure,
     Hello,
     Offer,
+    PathReport,
+    PathState,
     Pause,
     Peers,
     Register,
@@ -54,14 +57,17 @@ class Hub:
         self.config = config
         self.pool = Pool(first_epoch=1 + secrets.randbelow(1 << 31))  # not one of an earlier life
         self.calls = Calls()
+        self.rooms = Rooms()
+        self.stun: str | None = None  # host:port that peers may ask for their address
         self.draining = False
         self.on_backbones_changed: Callable[[], None] = lambda: None
         self._token = backbone_token
         self._metrics = metrics
-        self._passed = {kind: [0, 0] for kind in CALL_TYPES}  # frames, bytes; not yet in the metrics
+        self._passed = {kind: [0, 0] for kind in PASSED_ON}  # frames, bytes; not yet in the metrics
         self._connections: dict[int, Connection] = {}
         self._by_id: dict[str, Connection] = {}  # greeted ones
         self._by_session_token: dict[str, Connection] = {}
+        self._paths: dict[int, dict[int, tuple[PathState, float]]] = {}  # backbone -> node -> said, when
         self._next_handle = 1
         self._settling: asyncio.TimerHandle | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -131,6 +137,8 @@ class Hub:
                 self.pool.slices_ready(handle, event)
             case Pause(paused):
                 self.pool.pause(handle, paused)
+            case PathReport(paths):
+                self._paths[handle] = {path.peer: (path, monotonic()) for path in paths}
             case Register():
                 self.pool.register(handle, self._id(connection), event)
                 log.info("backbone %r registered %s", event.name, event.manifest.name)
@@ -164,6 +172,7 @@ class Hub:
                 f"relay/{__version__}",
                 self.config.ping_interval_s,
                 MAX_FRAME_BYTES,
+                self.stun,
             ),
             monotonic(),
         )
@@ -173,6 +182,9 @@ class Hub:
     def _forward(self, sender: Connection, event: ForwardReceived) -> None:
         header = event.header
         target = self._connections.get(header.peer)
+        if header.type is FrameType.SIGNAL:
+            self._signal(sender, target, event)
+            return
         if target is None or not target.ready or not self.pool.paired(sender.handle, target.handle):
             self._refuse(sender, header, "gone", _GONE)
             return
@@ -199,6 +211,21 @@ class Hub:
                 sender.blocked = asyncio.create_task(self._forward_later(sender, target, header, message))
                 return
         self._passed_on(kind, len(data))
+
+    def _signal(self, sender: Connection, target: Connection | None, event: ForwardReceived) -> None:
+        """Pass a Signal on ahead of calls, if the two are paired; drop it otherwise."""
+        epoch = None if target is None else self.pool.epoch_of(sender.handle, target.handle)
+        if (
+            target is None
+            or not target.ready
+            or not self.rooms.passes(sender.handle, event.header.epoch, epoch, monotonic())
+        ):
+            self._metrics.dropped.labels("signal").inc()
+            return
+        data = target.session.forward(event.header, event.data, sender.handle)
+        if target.outbox.put_control(data):
+            target.flush()
+        self._passed_on(FrameType.SIGNAL, len(data))
 
     async def _forward_later(
         self, sender: Connection, target: Connection, header: Header, message: Waiting
@@ -255,6 +282,8 @@ class Hub:
             self._metrics.sessions.labels(hello.role).dec()
         self._fail_calls(connection.handle, "the node left before it answered")
         self.calls.backbone_left(connection.handle)
+        self.rooms.left(connection.handle)
+        self._paths.pop(connection.handle, None)
         is_backbone = connection.handle in self.pool.backbones
         self.pool.remove(connection.handle)
         if is_backbone:
@@ -361,6 +390,7 @@ class Hub:
                     "memory_bytes": node.offer.memory_bytes,
                     "paused": node.paused,
                     "backbone": node.backbone,
+                    "path": self._path(node.backbone, node.handle),
                     "epoch": node.epoch,
                     "slices_assigned": len(node.desired),
                     "slices_ready": len(node.ready & node.desired),
@@ -384,6 +414,20 @@ class Hub:
                 }
                 for backbone in pool.backbones.values()
             ],
+        }
+
+    def _path(self, backbone: int | None, node: int) -> dict[str, Any]:
+        """Say which lane carries a node's calls, as its backbone reported; without a report, the relay's."""
+        said = self._paths.get(backbone or 0, {}).get(node)
+        if said is None:
+            return {"lane": "relayed", "why": "no other lane was reported", "age_s": None}
+        path, at = said
+        return {
+            "lane": path.lane,
+            "why": path.why,
+            "age_s": round(path.age_s + monotonic() - at, 1),
+            "p50_ms": path.p50_ms,
+            "p95_ms": path.p95_ms,
         }
 
     def _id(self, connection: Connection) -> str:

@@ -103,6 +103,12 @@ class Pool:
             }
         )
 
+    def epoch_of(self, sender: int, receiver: int) -> int | None:
+        """Return the epoch of the pairing of these two, None when they are not paired."""
+        if not self.paired(sender, receiver):
+            return None
+        return (self.nodes.get(sender) or self.nodes[receiver]).epoch
+
     def backbones_with(self, slice_id: str) -> list[BackboneRecord]:
         """Return the backbones whose model has this slice."""
         return [b for b in self.backbones.values() if slice_id in b.catalogue.slice_bytes]
@@ -183,6 +189,8 @@ class Pool:
                         gb_per_s=node.offer.gb_per_s,
                         epoch=node.epoch,
                         experts=backbone.catalogue.experts(usable),
+                        lanes=node.offer.lanes,
+                        listen=node.offer.listen,
                     )
                 )
         return Peers(tuple(nodes))

@@ -223,5 +223,30 @@ class Partial:
         return cls(layer, hidden_dim, grid, compute_us, widths, memoryview(payload)[at_rows:])
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """
+    Ask for an Echo, to time a message of this size each way. What fills it says nothing.
+
+    `size_bytes` is the size of this payload, `answer_bytes` the size the answer's shall have.
+    """
+
+    size_bytes: int
+    answer_bytes: int
+
+    def to_payload(self) -> bytes:
+        return self.answer_bytes.to_bytes(4, "little") + bytes(self.size_bytes - 4)
+
+    @classmethod
+    def from_payload(cls, payload: bytes) -> Self:
+        """Read the payload; raises RemoteProtocolError when the answer would be larger than a frame."""
+        if len(payload) < 4:
+            raise RemoteProtocolError(f"probe: {len(payload)} bytes, at least 4 are needed")
+        answer_bytes = int.from_bytes(payload[:4], "little")
+        if answer_bytes > PAYLOAD_LIMITS[FrameType.ECHO]:
+            raise RemoteProtocolError(f"probe: an answer of {answer_bytes} bytes is larger than a frame")
+        return cls(len(payload), answer_bytes)
+
+
 def _as_bytes(values: npt.NDArray[Any], dtype: str) -> bytes:
     return values.tobytes() if values.dtype == dtype else values.astype(dtype).tobytes()

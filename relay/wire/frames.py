@@ -25,7 +25,7 @@ _KIB, _MIB = 1 << 10, 1 << 20
 
 
 class FrameType(IntEnum):
-    """What a frame is. 1-15 pairing, 16-31 calls, 32-47 the session itself, 48-63 for later versions."""
+    """What a frame is. 1-15 pairing, 16-31 calls, 32-47 the session itself, 48-63 paths between peers."""
 
     HELLO = 1
     WELCOME = 2
@@ -35,10 +35,14 @@ class FrameType(IntEnum):
     SLICE_READY = 6
     PEERS = 7
     SLICE_WANTED = 8
+    LINK_HELLO = 9
+    LINK_PROOF = 10
     DISPATCH = 16
     PARTIAL = 17
     CANCEL = 18
     FAILURE = 19
+    PROBE = 20
+    ECHO = 21
     PING = 32
     PONG = 33
     DRAIN = 34
@@ -51,8 +55,18 @@ class FrameType(IntEnum):
     __hash__ = int.__hash__  # Enum's own is written in Python, and tables are asked for every frame
 
 
-CALL_TYPES = frozenset({FrameType.DISPATCH, FrameType.PARTIAL, FrameType.CANCEL, FrameType.FAILURE})
-RESERVED_TYPES = frozenset({FrameType.SIGNAL, FrameType.PATH_REPORT, FrameType.RECEIPT})
+CALL_TYPES = frozenset(
+    {
+        FrameType.DISPATCH,
+        FrameType.PARTIAL,
+        FrameType.CANCEL,
+        FrameType.FAILURE,
+        FrameType.PROBE,
+        FrameType.ECHO,
+    }
+)
+PASSED_ON = CALL_TYPES | {FrameType.SIGNAL}  # go to a peer beyond the relay, which reads the header only
+RESERVED_TYPES = frozenset({FrameType.RECEIPT})
 
 # Longest payload per type. What lists slices of a whole model may be long; nothing else needs to be.
 PAYLOAD_LIMITS: dict[FrameType, int] = {
@@ -64,15 +78,21 @@ PAYLOAD_LIMITS: dict[FrameType, int] = {
     FrameType.SLICE_READY: _MIB,
     FrameType.PEERS: 16 * _MIB,
     FrameType.SLICE_WANTED: _KIB,
+    FrameType.LINK_HELLO: _KIB,
+    FrameType.LINK_PROOF: _KIB,
     FrameType.DISPATCH: 16 * _MIB,
     FrameType.PARTIAL: 16 * _MIB,
     FrameType.CANCEL: 0,
     FrameType.FAILURE: 16 * _KIB,
+    FrameType.PROBE: 256 * _KIB,
+    FrameType.ECHO: 256 * _KIB,
     FrameType.PING: _KIB,
     FrameType.PONG: _KIB,
     FrameType.DRAIN: 4 * _KIB,
     FrameType.BYE: 4 * _KIB,
     FrameType.PAUSE: _KIB,
+    FrameType.SIGNAL: 16 * _KIB,
+    FrameType.PATH_REPORT: _MIB,
 }
 MAX_FRAME_BYTES = HEADER_BYTES + 16 * _MIB
 
@@ -84,7 +104,8 @@ _U64 = 0xFFFF_FFFF_FFFF_FFFF
 @dataclass(frozen=True, slots=True)
 class Frame:
     """
-    One frame. `peer`, `call_id`, `epoch` and `deadline_ms` belong to calls and are 0 in control frames.
+    One frame. `peer`, `call_id`, `epoch` and `deadline_ms` belong to calls and are 0 in control frames; a
+    Signal has `peer` and `epoch`.
 
     `peer` is the handle of the other end beyond the relay: the receiver when sent, the sender when received.
     `deadline_ms` is the time left for the call when its sender sent it; 0 means none.
@@ -171,6 +192,9 @@ def readdress(data: bytes, peer: int) -> bytes:
 def _field_fault(kind: FrameType, peer: int, call_id: int, epoch: int, deadline_ms: int) -> str | None:
     if kind in CALL_TYPES:
         return None if peer and call_id else f"{kind.name}: peer {peer} and call_id {call_id} must not be 0"
+    if kind is FrameType.SIGNAL:
+        clean = peer and not call_id and not deadline_ms
+        return None if clean else f"{kind.name}: peer must not be 0, call_id and deadline_ms must be 0"
     if peer or call_id or epoch or deadline_ms:
         return f"{kind.name}: peer, call_id, epoch and deadline_ms must be 0 in a control frame"
     return None

@@ -7,6 +7,7 @@ naming frame and key for anything that is not exactly such a message. See PROTOC
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any, ClassVar, Literal, Self
 
 from relay.wire.calls import Dispatch, Partial
@@ -34,16 +35,21 @@ __all__ = [
     "Drain",
     "Failure",
     "Hello",
+    "LinkHello",
+    "LinkProof",
     "Manifest",
     "ManifestLayer",
     "Offer",
     "Partial",
+    "PathReport",
+    "PathState",
     "Pause",
     "PeerNode",
     "Peers",
     "Ping",
     "Pong",
     "Register",
+    "Signal",
     "SliceReady",
     "SliceWanted",
     "Welcome",
@@ -55,6 +61,11 @@ NAME_CHARS = 40
 MAX_INVENTORY = 200_000
 MAX_NODES = 100_000
 MAX_SECONDS = 86_400.0
+MAX_URL_CHARS = 300
+MAX_LANES = 8
+MAX_SIGNAL_VALUES = 8
+MAX_SIGNAL_CHARS = 12_000  # a session description with some twenty candidates
+MAC_CHARS = 64
 _U32 = 0xFFFF_FFFF
 
 ROLES = frozenset({"node", "backbone"})
@@ -140,6 +151,7 @@ class Welcome(Json):
     relay: str
     ping_interval_s: float
     max_frame_bytes: int
+    stun: str | None = None  # host:port of the relay's STUN server
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
@@ -148,6 +160,7 @@ class Welcome(Json):
             relay=fields.text("relay", 200),
             ping_interval_s=fields.number("ping_interval_s", 0.01, MAX_SECONDS),
             max_frame_bytes=fields.integer("max_frame_bytes", 1, _U32),
+            stun=fields.text("stun", MAX_URL_CHARS) if fields.has("stun") else None,
         )
 
     def to_json(self) -> JsonObject:
@@ -156,12 +169,16 @@ class Welcome(Json):
             "relay": self.relay,
             "ping_interval_s": self.ping_interval_s,
             "max_frame_bytes": self.max_frame_bytes,
-        }
+        } | _given(stun=self.stun)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer(Json):
-    """Say what a node gives: memory, a kernel and its measured speed, and the slices it still holds."""
+    """
+    Say what a node gives: memory, a kernel and its measured speed, and the slices it still holds.
+
+    `lanes` are the ways it can be reached besides the relayed one; `listen` is the URL it listens on, if any.
+    """
 
     TYPE = FrameType.OFFER
     kernel: str
@@ -171,6 +188,8 @@ class Offer(Json):
     metered: bool
     name: str
     inventory: tuple[str, ...] = ()
+    lanes: tuple[str, ...] = ()
+    listen: str | None = None
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
@@ -182,6 +201,8 @@ class Offer(Json):
             metered=fields.boolean("metered"),
             name=fields.text("name", NAME_CHARS),
             inventory=fields.hexes("inventory", HASH_CHARS, MAX_INVENTORY),
+            lanes=_read_lanes(fields),
+            listen=fields.text("listen", MAX_URL_CHARS) if fields.has("listen") else None,
         )
 
     def to_json(self) -> JsonObject:
@@ -193,7 +214,7 @@ class Offer(Json):
             "metered": self.metered,
             "name": self.name,
             "inventory": list(self.inventory),
-        }
+        } | _given(lanes=list(self.lanes), listen=self.listen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +335,8 @@ class PeerNode:
     epoch: int
     experts: Experts
     path: str = "relayed"
+    lanes: tuple[str, ...] = ()  # as in its Offer
+    listen: str | None = None
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
@@ -326,6 +349,8 @@ class PeerNode:
             epoch=fields.integer("epoch", 0, _U32),
             experts=_read_experts(fields),
             path=fields.text("path", NAME_CHARS),
+            lanes=_read_lanes(fields),
+            listen=fields.text("listen", MAX_URL_CHARS) if fields.has("listen") else None,
         )
 
     def to_json(self) -> JsonObject:
@@ -338,7 +363,7 @@ class PeerNode:
             "epoch": self.epoch,
             "path": self.path,
             "experts": _write_experts(self.experts),
-        }
+        } | _given(lanes=list(self.lanes), listen=self.listen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,9 +503,120 @@ class Bye(Json):
         return {"code": self.code, "reason": self.reason}
 
 
+@dataclass(frozen=True, slots=True)
+class Signal(Json):
+    """
+    Tell the other end of a pairing, through the relay, how to open a link. PROTOCOL.md, "Links".
+
+    `link` names the attempt. What `data` holds depends on `kind`; all its values are strings.
+    """
+
+    TYPE = FrameType.SIGNAL
+    kind: str
+    link: str
+    data: Mapping[str, str] = dataclass_field(default_factory=dict)
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        data = fields.object("data")
+        if len(data.json) > MAX_SIGNAL_VALUES:
+            fields.fail("data", f"an object of at most {MAX_SIGNAL_VALUES} keys")
+        return cls(
+            kind=fields.text("kind", NAME_CHARS),
+            link=fields.hex("link", ID_CHARS),
+            data={key: data.text(key, MAX_SIGNAL_CHARS) for key in data.json},
+        )
+
+    def to_json(self) -> JsonObject:
+        return {"kind": self.kind, "link": self.link, "data": dict(self.data)}
+
+
+@dataclass(frozen=True, slots=True)
+class LinkHello(Json):
+    """Open a link: say which one, and a nonce the other end must sign."""
+
+    TYPE = FrameType.LINK_HELLO
+    link: str
+    nonce: str
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(link=fields.hex("link", ID_CHARS), nonce=fields.hex("nonce", ID_CHARS))
+
+    def to_json(self) -> JsonObject:
+        return {"link": self.link, "nonce": self.nonce}
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProof(Json):
+    """Prove to know the link's key. `nonce` is the accepting end's, the same in both proofs."""
+
+    TYPE = FrameType.LINK_PROOF
+    nonce: str
+    mac: str
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(nonce=fields.hex("nonce", ID_CHARS), mac=fields.hex("mac", MAC_CHARS))
+
+    def to_json(self) -> JsonObject:
+        return {"nonce": self.nonce, "mac": self.mac}
+
+
+@dataclass(frozen=True, slots=True)
+class PathState:
+    """Which lane carries the calls to one node, why, and how old the evidence for that is."""
+
+    peer: int
+    lane: str
+    why: str
+    age_s: float
+    p50_ms: float | None
+    p95_ms: float | None
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        def number(key: str) -> float | None:
+            return fields.number(key, 0.0, 1e9) if fields.raw(key) is not None else None
+
+        return cls(
+            peer=fields.integer("peer", 1, _U32),
+            lane=fields.text("lane", NAME_CHARS),
+            why=fields.text("why", 200),
+            age_s=fields.number("age_s", 0.0, 1e9),
+            p50_ms=number("p50_ms"),
+            p95_ms=number("p95_ms"),
+        )
+
+    def to_json(self) -> JsonObject:
+        return {
+            "peer": self.peer,
+            "lane": self.lane,
+            "why": self.why,
+            "age_s": self.age_s,
+            "p50_ms": self.p50_ms,
+            "p95_ms": self.p95_ms,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PathReport(Json):
+    """Tell the relay which lanes a backbone uses: for people who ask it, nothing follows from it."""
+
+    TYPE = FrameType.PATH_REPORT
+    paths: tuple[PathState, ...]
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(paths=tuple(PathState.from_fields(entry) for entry in fields.objects("paths", MAX_NODES)))
+
+    def to_json(self) -> JsonObject:
+        return {"paths": [path.to_json() for path in self.paths]}
+
+
 type ControlMessage = (
     Hello | Welcome | Offer | Register | Assign | SliceReady | Peers | SliceWanted
-    | Ping | Pong | Pause | Drain | Bye
+    | Ping | Pong | Pause | Drain | Bye | LinkHello | LinkProof | PathReport
 )  # fmt: skip
 
 CONTROL_MESSAGES: dict[FrameType, Any] = {
@@ -499,8 +635,25 @@ CONTROL_MESSAGES: dict[FrameType, Any] = {
         Pause,
         Drain,
         Bye,
+        LinkHello,
+        LinkProof,
+        PathReport,
     )
 }
+
+
+def _given(**optional: object) -> JsonObject:
+    """Keep what says something: a key that came later is left out where it has nothing to say."""
+    return {key: value for key, value in optional.items() if value}
+
+
+def _read_lanes(fields: Fields) -> tuple[str, ...]:
+    if not fields.has("lanes"):
+        return ()
+    lanes = fields.array("lanes", MAX_LANES)
+    if not all(isinstance(lane, str) and len(lane) <= NAME_CHARS and lane.isascii() for lane in lanes):
+        fields.fail("lanes", f"an array of ASCII strings of at most {NAME_CHARS} characters")
+    return tuple(lanes)
 
 
 def _read_experts(fields: Fields) -> Experts:

@@ -11,17 +11,19 @@ follows. Our own mistakes raise LocalProtocolError.
 The table is written for the client end; the relay's end is its mirror.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from relay.wire.calls import Dispatch, Partial
+from relay.wire.calls import Dispatch, Partial, Probe
 from relay.wire.close import CloseCode
 from relay.wire.errors import FrameTooLarge, LocalProtocolError, RemoteProtocolError
 from relay.wire.frames import (
     CALL_TYPES,
     HEADER_BYTES,
     MAX_FRAME_BYTES,
+    PASSED_ON,
     Frame,
     FrameType,
     Header,
@@ -37,11 +39,13 @@ from relay.wire.messages import (
     Failure,
     Hello,
     Offer,
+    PathReport,
     Pause,
     Peers,
     Ping,
     Pong,
     Register,
+    Signal,
     SliceReady,
     SliceWanted,
     Welcome,
@@ -106,13 +110,13 @@ def _mirror(table: Table) -> Table:
 
 NODE_TABLE = _table(
     brings=_T.OFFER,
-    sends={_T.SLICE_READY, _T.PARTIAL, _T.FAILURE, _T.PAUSE},
-    receives={_T.ASSIGN, _T.DISPATCH, _T.CANCEL, _T.FAILURE},
+    sends={_T.SLICE_READY, _T.PARTIAL, _T.FAILURE, _T.ECHO, _T.PAUSE, _T.SIGNAL},
+    receives={_T.ASSIGN, _T.DISPATCH, _T.CANCEL, _T.FAILURE, _T.PROBE, _T.SIGNAL},
 )
 BACKBONE_TABLE = _table(
     brings=_T.REGISTER,
-    sends={_T.DISPATCH, _T.CANCEL, _T.FAILURE},
-    receives={_T.PEERS, _T.SLICE_WANTED, _T.PARTIAL, _T.FAILURE},
+    sends={_T.DISPATCH, _T.CANCEL, _T.FAILURE, _T.PROBE, _T.SIGNAL, _T.PATH_REPORT},
+    receives={_T.PEERS, _T.SLICE_WANTED, _T.PARTIAL, _T.FAILURE, _T.ECHO, _T.SIGNAL},
 )
 RELAY_TABLES = {"node": _mirror(NODE_TABLE), "backbone": _mirror(BACKBONE_TABLE)}
 
@@ -169,6 +173,34 @@ class CorruptReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeReceived:
+    """Somebody times this path: answer at once with `send_echo`."""
+
+    peer: int
+    call_id: int
+    epoch: int
+    answer_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EchoReceived:
+    """The answer to a probe."""
+
+    peer: int
+    call_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SignalReceived:
+    """What the other end of our pairing says about links."""
+
+    peer: int
+    epoch: int
+    signal: Signal
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardReceived:
     """The relay's end only: a call frame for another peer, payload not looked into. `data` is the message."""
 
@@ -185,10 +217,33 @@ class Closed:
     by_peer: bool
 
 
-type Event = (
-    ControlMessage | DispatchReceived | PartialReceived | CancelReceived | FailureReceived
-    | CorruptReceived | ForwardReceived | Closed
+type CallEvent = (
+    DispatchReceived | PartialReceived | CancelReceived | FailureReceived | CorruptReceived
+    | ProbeReceived | EchoReceived
 )  # fmt: skip
+type Event = ControlMessage | CallEvent | SignalReceived | ForwardReceived | Closed
+
+
+def read_call(header: Header, data: bytes, peer: int) -> CallEvent:
+    """Read a call frame that came from `peer`; a malformed payload fails that call alone."""
+    payload = data[HEADER_BYTES:]
+    ids = (peer, header.call_id, header.epoch)
+    try:
+        match header.type:
+            case FrameType.DISPATCH:
+                return DispatchReceived(*ids, header.deadline_ms, Dispatch.from_payload(payload))
+            case FrameType.PARTIAL:
+                return PartialReceived(*ids, Partial.from_payload(payload))
+            case FrameType.FAILURE:
+                return FailureReceived(*ids, Failure.from_payload(payload))
+            case FrameType.PROBE:
+                return ProbeReceived(*ids, Probe.from_payload(payload).answer_bytes)
+            case FrameType.ECHO:
+                return EchoReceived(*ids)
+            case _:
+                return CancelReceived(*ids)
+    except RemoteProtocolError as exc:
+        return CorruptReceived(header.type, *ids, exc)
 
 
 class Session:
@@ -354,25 +409,19 @@ class ClientSession(Session):
     def send_failure(self, peer: int, call_id: int, epoch: int, failure: Failure) -> None:
         self._send_call(Frame(_T.FAILURE, failure.to_payload(), peer, call_id, epoch))
 
+    def send_signal(self, peer: int, epoch: int, signal: Signal) -> None:
+        """Say something about links to the peer we are paired with."""
+        self._send_call(Frame(_T.SIGNAL, signal.to_payload(), peer, 0, epoch))
+
     def _receive(self, header: Header, data: bytes, now: float) -> None:
-        if header.type not in CALL_TYPES:
+        if header.type in CALL_TYPES:
+            self._events.append(read_call(header, data, header.peer))
+        elif header.type is FrameType.SIGNAL:
+            with suppress(RemoteProtocolError):  # the peer's fault, not the relay's: the session lives
+                signal = Signal.from_payload(data[HEADER_BYTES:])
+                self._events.append(SignalReceived(header.peer, header.epoch, signal))
+        else:
             super()._receive(header, data, now)
-            return
-        payload = data[HEADER_BYTES:]
-        ids = (header.peer, header.call_id, header.epoch)
-        try:
-            match header.type:
-                case FrameType.DISPATCH:
-                    dispatch = Dispatch.from_payload(payload)
-                    self._events.append(DispatchReceived(*ids, header.deadline_ms, dispatch))
-                case FrameType.PARTIAL:
-                    self._events.append(PartialReceived(*ids, Partial.from_payload(payload)))
-                case FrameType.FAILURE:
-                    self._events.append(FailureReceived(*ids, Failure.from_payload(payload)))
-                case _:
-                    self._events.append(CancelReceived(*ids))
-        except RemoteProtocolError as exc:
-            self._events.append(CorruptReceived(header.type, *ids, exc))
 
     def _control(self, message: ControlMessage, now: float) -> None:
         if isinstance(message, Welcome):
@@ -403,6 +452,10 @@ class NodeSession(ClientSession):
     def send_partial(self, peer: int, call_id: int, epoch: int, partial: Partial) -> None:
         self._send_call(Frame(_T.PARTIAL, partial.to_payload(), peer, call_id, epoch))
 
+    def send_echo(self, peer: int, call_id: int, epoch: int, answer_bytes: int) -> None:
+        """Answer a probe."""
+        self._send_call(Frame(_T.ECHO, bytes(answer_bytes), peer, call_id, epoch))
+
 
 class BackboneSession(ClientSession):
     """A backbone's end. Hello → Welcome → Register → Peers, Partial …"""
@@ -422,6 +475,13 @@ class BackboneSession(ClientSession):
 
     def send_cancel(self, peer: int, call_id: int, epoch: int) -> None:
         self._send_call(Frame(_T.CANCEL, b"", peer, call_id, epoch))
+
+    def send_probe(self, peer: int, call_id: int, epoch: int, deadline_ms: int, probe: Probe) -> None:
+        """Time the path to a node with a message of a real size."""
+        self._send_call(Frame(_T.PROBE, probe.to_payload(), peer, call_id, epoch, deadline_ms))
+
+    def send_path_report(self, report: PathReport) -> None:
+        self._send(report)
 
 
 class RelaySession(Session):
@@ -471,7 +531,7 @@ class RelaySession(Session):
         return readdress(data, sender)
 
     def _receive(self, header: Header, data: bytes, now: float) -> None:
-        if header.type in CALL_TYPES:
+        if header.type in PASSED_ON:
             self._events.append(ForwardReceived(header, data))
         else:
             super()._receive(header, data, now)

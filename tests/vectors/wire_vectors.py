@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from relay.wire.calls import Dispatch, Partial
+from relay.wire.calls import Dispatch, Partial, Probe
 from relay.wire.close import CloseCode
 from relay.wire.frames import HEADER, MAGIC, VERSION, Frame, FrameType
 from relay.wire.messages import (
@@ -24,15 +24,20 @@ from relay.wire.messages import (
     Drain,
     Failure,
     Hello,
+    LinkHello,
+    LinkProof,
     Manifest,
     ManifestLayer,
     Offer,
+    PathReport,
+    PathState,
     Pause,
     PeerNode,
     Peers,
     Ping,
     Pong,
     Register,
+    Signal,
     SliceReady,
     SliceWanted,
     Welcome,
@@ -64,6 +69,11 @@ CONTROL: list[tuple[str, Any]] = [
     ("a phone offers", Offer("wasm-plain", 1 << 30, 3.5, 0.5, True, "Zoë's phone", (HASH_A,))),
     ("a box offers", Offer("native-avx2", 1 << 40, 12.25, None, False, "box")),
     (
+        "a box that listens offers",
+        Offer("native-avx2", 1 << 40, 12.25, None, False, "box", (), ("direct",), "ws://192.0.2.7:9000"),
+    ),
+    ("the relay welcomes and has STUN", Welcome("33" * 16, "relay/0.1.0", 10.0, 16777248, "192.0.2.1:3478")),
+    (
         "a backbone registers",
         Register(
             "home",
@@ -77,6 +87,30 @@ CONTROL: list[tuple[str, Any]] = [
     ("a node is assigned nothing", Assign(0, 0, None, ())),
     ("a node is ready", SliceReady(7, {3: (0, 1), 12: (5,)})),
     ("a backbone learns of one node", Peers((PeerNode(5, ID, "box", "native-avx2", 9.5, 7, {3: (0, 1)}),))),
+    (
+        "a backbone learns of a node that listens",
+        Peers(
+            (
+                PeerNode(
+                    5,
+                    ID,
+                    "box",
+                    "native-avx2",
+                    9.5,
+                    7,
+                    {3: (0, 1)},
+                    lanes=("direct", "webrtc"),
+                    listen="ws://192.0.2.7:9000",
+                ),
+            )
+        ),
+    ),
+    ("a link is opened", LinkHello(ID, SECRET)),
+    ("a link's key is proved", LinkProof(SECRET, HASH_A)),
+    (
+        "a backbone reports its paths",
+        PathReport((PathState(5, "direct", "12 KB: 80 ms against 85 ms", 1.5, 80.25, 81.5),)),
+    ),
     ("a slice is wanted", SliceWanted(HASH_A)),
     ("ping", Ping(1234.5)),
     ("pong", Pong(1234.5)),
@@ -164,6 +198,13 @@ def frame_vectors() -> dict[str, Any]:
     frame = Frame(FrameType.FAILURE, failure.to_payload(), 5, 77, 7)
     valid.append(entry("a call fails", frame, "Failure", failure.to_json()))
     valid.append(entry("a call is cancelled", Frame(FrameType.CANCEL, b"", 5, 77, 7), "Cancel", {}))
+    signal = Signal("offer", ID, {"sdp": "v=0", "key": HASH_A})
+    frame = Frame(FrameType.SIGNAL, signal.to_payload(), 5, 0, 7)
+    valid.append(entry("a signal", frame, "Signal", signal.to_json()))
+    probe = Probe(12, 8)
+    frame = Frame(FrameType.PROBE, probe.to_payload(), 5, 77, 7)
+    valid.append(entry("a probe", frame, "Probe", {"size_bytes": 12, "answer_bytes": 8}))
+    valid.append(entry("an echo", Frame(FrameType.ECHO, bytes(8), 5, 77, 7), "Echo", {"size_bytes": 8}))
     return {"about": f"golden frames, written by {Path(__file__).name}", "valid": valid, "refused": refused()}
 
 
@@ -195,11 +236,12 @@ def refused() -> list[dict[str, Any]]:
         ("other magic", b"XX" + head(FrameType.PING)[2:], CloseCode.PROTOCOL),
         ("version 2", head(FrameType.PING, version=2), CloseCode.VERSION),
         ("an unknown type", head(99), CloseCode.PROTOCOL),
-        ("a reserved type", head(FrameType.SIGNAL), CloseCode.PROTOCOL),
+        ("a reserved type", head(FrameType.RECEIPT), CloseCode.PROTOCOL),
         ("flags", head(FrameType.PING, flags=1), CloseCode.PROTOCOL),
         ("a length beyond its type", head(FrameType.HELLO, length=1 << 20), CloseCode.TOO_LARGE),
         ("a length that is not there", head(FrameType.PING, length=9), CloseCode.PROTOCOL),
         ("a call without peer and id", head(FrameType.CANCEL), CloseCode.PROTOCOL),
+        ("a signal without a peer", control(FrameType.SIGNAL, b"{}"), CloseCode.PROTOCOL),
         ("a control frame with a peer", head(FrameType.PING, call=1), CloseCode.PROTOCOL),
         ("JSON that is none", control(FrameType.PING, b"{"), CloseCode.PROTOCOL),
         ("JSON that is no object", control(FrameType.PING, b"[]"), CloseCode.PROTOCOL),

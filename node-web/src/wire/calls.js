@@ -4,6 +4,7 @@
  */
 
 import { LocalProtocolError, RemoteProtocolError } from './errors.js';
+import { FrameType, PAYLOAD_LIMITS } from './frames.js';
 import { BLOCKS, checkPartial, WIDTHS, xBytes, XEncoding } from './tensors.js';
 
 const DISPATCH_BYTES = 16;
@@ -182,6 +183,18 @@ export function decodePartialCall(payload) {
     widths,
     data: payload.subarray(atRows),
   };
+}
+
+/**
+ * Read a Probe: how many bytes its answer shall carry.
+ * @param {Uint8Array} payload
+ */
+export function decodeProbe(payload) {
+  if (payload.length < 4) throw new RemoteProtocolError(`probe: ${payload.length} bytes, at least 4 are needed`);
+  const answerBytes = new DataView(payload.buffer, payload.byteOffset, payload.length).getUint32(0, true);
+  const limit = /** @type {number} */ (PAYLOAD_LIMITS.get(FrameType.ECHO));
+  if (answerBytes > limit) throw new RemoteProtocolError(`probe: an answer of ${answerBytes} bytes is larger than a frame`);
+  return answerBytes;
 }
 
 /**

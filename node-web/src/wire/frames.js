@@ -12,7 +12,7 @@ const MAGIC = 0x5345; // "ES", little endian
 const KIB = 1 << 10;
 const MIB = 1 << 20;
 
-/** What a frame is. 1-15 pairing, 16-31 calls, 32-47 the session itself, 48-63 for later versions. */
+/** What a frame is. 1-15 pairing, 16-31 calls, 32-47 the session itself, 48-63 paths between peers. */
 export const FrameType = Object.freeze({
   HELLO: 1,
   WELCOME: 2,
@@ -22,10 +22,14 @@ export const FrameType = Object.freeze({
   SLICE_READY: 6,
   PEERS: 7,
   SLICE_WANTED: 8,
+  LINK_HELLO: 9,
+  LINK_PROOF: 10,
   DISPATCH: 16,
   PARTIAL: 17,
   CANCEL: 18,
   FAILURE: 19,
+  PROBE: 20,
+  ECHO: 21,
   PING: 32,
   PONG: 33,
   DRAIN: 34,
@@ -49,20 +53,27 @@ export const PAYLOAD_LIMITS = new Map([
   [FrameType.SLICE_READY, MIB],
   [FrameType.PEERS, 16 * MIB],
   [FrameType.SLICE_WANTED, KIB],
+  [FrameType.LINK_HELLO, KIB],
+  [FrameType.LINK_PROOF, KIB],
   [FrameType.DISPATCH, 16 * MIB],
   [FrameType.PARTIAL, 16 * MIB],
   [FrameType.CANCEL, 0],
   [FrameType.FAILURE, 16 * KIB],
+  [FrameType.PROBE, 256 * KIB],
+  [FrameType.ECHO, 256 * KIB],
   [FrameType.PING, KIB],
   [FrameType.PONG, KIB],
   [FrameType.DRAIN, 4 * KIB],
   [FrameType.BYE, 4 * KIB],
   [FrameType.PAUSE, KIB],
+  [FrameType.SIGNAL, 16 * KIB],
+  [FrameType.PATH_REPORT, MIB],
 ]);
 export const MAX_FRAME_BYTES = HEADER_BYTES + 16 * MIB;
 
 /**
- * One frame. `peer`, `callId`, `epoch` and `deadlineMs` belong to calls and are 0 in control frames.
+ * One frame. `peer`, `callId`, `epoch` and `deadlineMs` belong to calls and are 0 in control frames; a Signal has
+ * `peer` and `epoch`.
  * @typedef {object} Frame
  * @property {number} type
  * @property {Uint8Array} payload
@@ -85,7 +96,7 @@ export function typeName(type) {
  * @param {number} type
  */
 export function isCall(type) {
-  return type >= FrameType.DISPATCH && type <= FrameType.FAILURE;
+  return type >= FrameType.DISPATCH && type <= FrameType.ECHO;
 }
 
 /**
@@ -167,6 +178,10 @@ export function decodeFrame(data) {
 function fieldFault(type, peer, callId, epoch, deadlineMs) {
   if (isCall(type)) {
     return peer && callId ? null : `${typeName(type)}: peer ${peer} and call_id ${callId} must not be 0`;
+  }
+  if (type === FrameType.SIGNAL) {
+    const addressed = peer !== 0 && callId === 0n && deadlineMs === 0;
+    return addressed ? null : `${typeName(type)}: peer must not be 0, call_id and deadline_ms must be 0`;
   }
   const clean = peer === 0 && callId === 0n && epoch === 0 && deadlineMs === 0;
   return clean ? null : `${typeName(type)}: peer, call_id, epoch and deadline_ms must be 0 in a control frame`;

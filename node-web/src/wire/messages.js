@@ -17,6 +17,11 @@ const MAX_SLICE_BYTES = 2 ** 30;
 const MAX_INVENTORY = 200_000;
 const MAX_NODES = 100_000;
 const MAX_SECONDS = 86_400;
+const MAX_URL_CHARS = 300;
+const MAX_LANES = 8;
+const MAX_SIGNAL_VALUES = 8;
+const MAX_SIGNAL_CHARS = 12_000; // a session description with some twenty candidates
+const MAC_CHARS = 64;
 const U32 = 0xffffffff;
 const EXPONENT_MIN = -1024;
 const EXPONENT_MAX = 1023;
@@ -42,13 +47,15 @@ const FAILURE_PHASES = /** @type {const} */ (['queue', 'send', 'compute', 'retur
  * @property {number} limit
  * @property {'before'|'after'} weight_position
  * @property {boolean} biased
+ * @property {boolean} [scaled] missing: false
  *
  * @typedef {{x32: number, x16: number[]|null}} LayerGrid
  * @typedef {{type: 'Hello', role: 'node'|'backbone', id: string, secret: string, token: string|null, agent: string,
  *   resume: boolean}} Hello
- * @typedef {{type: 'Welcome', session: string, relay: string, pingIntervalS: number, maxFrameBytes: number}} Welcome
+ * @typedef {{type: 'Welcome', session: string, relay: string, pingIntervalS: number, maxFrameBytes: number,
+ *   stun?: string}} Welcome
  * @typedef {{type: 'Offer', kernel: string, memoryBytes: number, gbPerS: number, battery: number|null,
- *   metered: boolean, name: string, inventory: string[]}} Offer
+ *   metered: boolean, name: string, inventory: string[], lanes?: string[], listen?: string}} Offer
  * @typedef {{layer: number, formula: Formula, grid: LayerGrid, slices: string[], sliceBytes: number}} ManifestLayer
  * @typedef {{model: string, name: string, numExperts: number, topK: number, layers: ManifestLayer[]}} Manifest
  * @typedef {{type: 'Register', name: string, manifest: Manifest}} Register
@@ -57,7 +64,7 @@ const FAILURE_PHASES = /** @type {const} */ (['queue', 'send', 'compute', 'retur
  * @typedef {{type: 'Assign', epoch: number, peer: number, model: string|null, layers: AssignLayer[]}} Assign
  * @typedef {{type: 'SliceReady', epoch: number, experts: Experts}} SliceReady
  * @typedef {{peer: number, nodeId: string, name: string, kernel: string, gbPerS: number, epoch: number, path: string,
- *   experts: Experts}} PeerNode
+ *   experts: Experts, lanes?: string[], listen?: string}} PeerNode
  * @typedef {{type: 'Peers', nodes: PeerNode[]}} Peers
  * @typedef {{type: 'SliceWanted', slice: string}} SliceWanted
  * @typedef {{type: 'Ping', t: number}} Ping
@@ -67,7 +74,13 @@ const FAILURE_PHASES = /** @type {const} */ (['queue', 'send', 'compute', 'retur
  * @typedef {{type: 'Bye', code: number, reason: string}} Bye
  * @typedef {{type: 'Failure', code: string, message: string, phase: string, layer: number|null,
  *   expert: number|null}} Failure
- * @typedef {Hello|Welcome|Offer|Register|Assign|SliceReady|Peers|SliceWanted|Ping|Pong|Pause|Drain|Bye} ControlMessage
+ * @typedef {{type: 'Signal', kind: string, link: string, data: Record<string, string>}} Signal
+ * @typedef {{type: 'LinkHello', link: string, nonce: string}} LinkHello
+ * @typedef {{type: 'LinkProof', nonce: string, mac: string}} LinkProof
+ * @typedef {{peer: number, lane: string, why: string, ageS: number, p50Ms: number|null, p95Ms: number|null}} PathState
+ * @typedef {{type: 'PathReport', paths: PathState[]}} PathReport
+ * @typedef {Hello|Welcome|Offer|Register|Assign|SliceReady|Peers|SliceWanted|Ping|Pong|Pause|Drain|Bye
+ *   |Signal|LinkHello|LinkProof|PathReport} ControlMessage
  */
 
 /** Frame type of each message. @type {Record<(ControlMessage|Failure)['type'], number>} */
@@ -84,6 +97,10 @@ export const MESSAGE_TYPES = {
   Ping: FrameType.PING,
   Pong: FrameType.PONG,
   Pause: FrameType.PAUSE,
+  Signal: FrameType.SIGNAL,
+  LinkHello: FrameType.LINK_HELLO,
+  LinkProof: FrameType.LINK_PROOF,
+  PathReport: FrameType.PATH_REPORT,
   Drain: FrameType.DRAIN,
   Bye: FrameType.BYE,
 };
@@ -123,6 +140,7 @@ function toJson(m) {
         relay: m.relay,
         ping_interval_s: m.pingIntervalS,
         max_frame_bytes: m.maxFrameBytes,
+        ...given({ stun: m.stun }),
       };
     case 'Offer':
       return {
@@ -133,6 +151,7 @@ function toJson(m) {
         metered: m.metered,
         name: m.name,
         inventory: m.inventory,
+        ...given({ lanes: m.lanes, listen: m.listen }),
       };
     case 'Register':
       return {
@@ -168,7 +187,7 @@ function toJson(m) {
       return { epoch: m.epoch, experts: m.experts };
     case 'Peers':
       return {
-        nodes: m.nodes.map(({ peer, nodeId, name, kernel, gbPerS, epoch, path, experts }) => ({
+        nodes: m.nodes.map(({ peer, nodeId, name, kernel, gbPerS, epoch, path, experts, lanes, listen }) => ({
           peer,
           node_id: nodeId,
           name,
@@ -177,6 +196,7 @@ function toJson(m) {
           epoch,
           path,
           experts,
+          ...given({ lanes, listen }),
         })),
       };
     case 'SliceWanted':
@@ -192,6 +212,23 @@ function toJson(m) {
       return { reason: m.reason, reconnect_after_s: m.reconnectAfterS };
     case 'Bye':
       return { code: m.code, reason: m.reason };
+    case 'Signal':
+      return { kind: m.kind, link: m.link, data: m.data };
+    case 'LinkHello':
+      return { link: m.link, nonce: m.nonce };
+    case 'LinkProof':
+      return { nonce: m.nonce, mac: m.mac };
+    case 'PathReport':
+      return {
+        paths: m.paths.map(({ peer, lane, why, ageS, p50Ms, p95Ms }) => ({
+          peer,
+          lane,
+          why,
+          age_s: ageS,
+          p50_ms: p50Ms,
+          p95_ms: p95Ms,
+        })),
+      };
   }
 }
 
@@ -212,6 +249,7 @@ const READERS = new Map([
     relay: f.text('relay', 200),
     pingIntervalS: f.number('ping_interval_s', 0.01, MAX_SECONDS),
     maxFrameBytes: f.integer('max_frame_bytes', 1, U32),
+    ...given({ stun: f.has('stun') ? f.text('stun', MAX_URL_CHARS) : undefined }),
   })),
   reader('Offer', (f) => ({
     type: 'Offer',
@@ -222,6 +260,7 @@ const READERS = new Map([
     metered: f.boolean('metered'),
     name: f.text('name', NAME_CHARS),
     inventory: f.hexes('inventory', HASH_CHARS, MAX_INVENTORY),
+    ...readWays(f),
   })),
   reader('Register', (f) => ({
     type: 'Register',
@@ -253,6 +292,35 @@ const READERS = new Map([
       epoch: n.integer('epoch', 0, U32),
       path: n.text('path', NAME_CHARS),
       experts: readExperts(n),
+      ...readWays(n),
+    })),
+  })),
+  reader('Signal', (f) => {
+    const data = f.object('data');
+    const keys = Object.keys(data.json);
+    if (keys.length > MAX_SIGNAL_VALUES) f.fail('data', `an object of at most ${MAX_SIGNAL_VALUES} keys`);
+    return {
+      type: 'Signal',
+      kind: f.text('kind', NAME_CHARS),
+      link: f.hex('link', ID_CHARS),
+      data: Object.fromEntries(keys.map((key) => [key, data.text(key, MAX_SIGNAL_CHARS)])),
+    };
+  }),
+  reader('LinkHello', (f) => ({
+    type: 'LinkHello',
+    link: f.hex('link', ID_CHARS),
+    nonce: f.hex('nonce', ID_CHARS),
+  })),
+  reader('LinkProof', (f) => ({ type: 'LinkProof', nonce: f.hex('nonce', ID_CHARS), mac: f.hex('mac', MAC_CHARS) })),
+  reader('PathReport', (f) => ({
+    type: 'PathReport',
+    paths: f.objects('paths', MAX_NODES).map((p) => ({
+      peer: p.integer('peer', 1, U32),
+      lane: p.text('lane', NAME_CHARS),
+      why: p.text('why', 200),
+      ageS: p.number('age_s', 0, 1e9),
+      p50Ms: p.raw('p50_ms') === null ? null : p.number('p50_ms', 0, 1e9),
+      p95Ms: p.raw('p95_ms') === null ? null : p.number('p95_ms', 0, 1e9),
     })),
   })),
   reader('SliceWanted', (f) => ({ type: 'SliceWanted', slice: f.hex('slice', HASH_CHARS) })),
@@ -282,6 +350,30 @@ const READERS = new Map([
  */
 function reader(name, read) {
   return [MESSAGE_TYPES[name], { name, read }];
+}
+
+/**
+ * Keep what says something: a key that came later is left out where it has nothing to say.
+ * @template {Record<string, unknown>} T
+ * @param {T} optional
+ * @returns {Partial<T>}
+ */
+function given(optional) {
+  const some = Object.entries(optional).filter(([, value]) => (Array.isArray(value) ? value.length > 0 : Boolean(value)));
+  return /** @type {Partial<T>} */ (Object.fromEntries(some));
+}
+
+/**
+ * The ways a node can be reached besides the relayed one.
+ * @param {Fields} f
+ * @returns {{lanes?: string[], listen?: string}}
+ */
+function readWays(f) {
+  const lanes = f.has('lanes') ? f.array('lanes', MAX_LANES) : [];
+  if (!lanes.every((lane) => typeof lane === 'string' && lane.length <= NAME_CHARS && /^[\0-\x7f]*$/.test(lane))) {
+    f.fail('lanes', `an array of ASCII strings of at most ${NAME_CHARS} characters`);
+  }
+  return given({ lanes, listen: f.has('listen') ? f.text('listen', MAX_URL_CHARS) : undefined });
 }
 
 /**

@@ -9,7 +9,7 @@
  * throw LocalProtocolError. `now` is in seconds.
  */
 
-import { decodeDispatch, encodePartialCall } from './calls.js';
+import { decodeDispatch, decodeProbe, encodePartialCall } from './calls.js';
 import { CloseCode } from './close.js';
 import { FrameTooLarge, LocalProtocolError, RemoteProtocolError } from './errors.js';
 import { decodeFrame, encodeFrame, FrameType, isCall, MAX_FRAME_BYTES, typeName } from './frames.js';
@@ -29,12 +29,16 @@ export const MISSED_PINGS = 2; // so many unanswered in a row and the relay is d
  *   failure: import('./messages.js').Failure}} FailureReceived
  * @typedef {{type: 'CorruptReceived', frameType: number, peer: number, callId: bigint, epoch: number,
  *   error: RemoteProtocolError}} CorruptReceived  that call alone fails
+ * @typedef {{type: 'ProbeReceived', peer: number, callId: bigint, epoch: number, answerBytes: number}} ProbeReceived
+ * @typedef {{type: 'SignalReceived', peer: number, epoch: number,
+ *   signal: import('./messages.js').Signal}} SignalReceived
  * @typedef {{type: 'Closed', code: number, reason: string, byPeer: boolean}} Closed
- * @typedef {import('./messages.js').ControlMessage|DispatchReceived|CancelReceived|FailureReceived
- *   |CorruptReceived|Closed} Event
+ * @typedef {DispatchReceived|CancelReceived|FailureReceived|CorruptReceived|ProbeReceived} CallEvent
+ * @typedef {import('./messages.js').ControlMessage|CallEvent|SignalReceived|Closed} Event
  */
 
-const { SLICE_READY, PARTIAL, FAILURE, PAUSE, OFFER, ASSIGN, DISPATCH, CANCEL, PING, PONG, BYE, DRAIN } = FrameType;
+const { SLICE_READY, PARTIAL, FAILURE, ECHO, PAUSE, OFFER, SIGNAL } = FrameType;
+const { ASSIGN, DISPATCH, CANCEL, PROBE, PING, PONG, BYE, DRAIN } = FrameType;
 
 /**
  * Who may say what in which state, and where that leads: `send`/`receive` -> frame type -> state.
@@ -49,15 +53,15 @@ export const NODE_TABLE = {
   open: row('open', [], [], [[OFFER, 'ready']], [[DRAIN, 'draining']]),
   ready: row(
     'ready',
-    [OFFER, SLICE_READY, PARTIAL, FAILURE, PAUSE],
-    [ASSIGN, DISPATCH, CANCEL, FAILURE],
+    [OFFER, SLICE_READY, PARTIAL, FAILURE, ECHO, PAUSE, SIGNAL],
+    [ASSIGN, DISPATCH, CANCEL, FAILURE, PROBE, SIGNAL],
     [],
     [[DRAIN, 'draining']],
   ),
   draining: row(
     'draining',
-    [OFFER, SLICE_READY, PARTIAL, FAILURE, PAUSE],
-    [ASSIGN, DISPATCH, CANCEL, FAILURE, DRAIN],
+    [OFFER, SLICE_READY, PARTIAL, FAILURE, ECHO, PAUSE, SIGNAL],
+    [ASSIGN, DISPATCH, CANCEL, FAILURE, PROBE, SIGNAL, DRAIN],
     [],
     [],
   ),
@@ -106,7 +110,8 @@ export class NodeSession {
       if (bytes.length > MAX_FRAME_BYTES) throw new FrameTooLarge('message', bytes.length, MAX_FRAME_BYTES);
       const frame = decodeFrame(bytes);
       this._step('receive', frame.type);
-      if (isCall(frame.type)) this._receiveCall(frame);
+      if (isCall(frame.type)) this._events.push(readCall(frame, frame.peer));
+      else if (frame.type === SIGNAL) this._receiveSignal(frame);
       else this._receiveControl(frame, now);
     } catch (error) {
       if (!(error instanceof RemoteProtocolError)) throw error;
@@ -185,6 +190,21 @@ export class NodeSession {
     this._sendFrame({ type: FAILURE, payload: toPayload({ type: 'Failure', ...failure }), peer, callId, epoch });
   }
 
+  /** Answer a probe. @param {number} peer @param {bigint} callId @param {number} epoch @param {number} answerBytes */
+  sendEcho(peer, callId, epoch, answerBytes) {
+    this._sendFrame({ type: ECHO, payload: new Uint8Array(answerBytes), peer, callId, epoch });
+  }
+
+  /**
+   * Say something about links to the peer we are paired with.
+   * @param {number} peer
+   * @param {number} epoch
+   * @param {Omit<import('./messages.js').Signal, 'type'>} signal
+   */
+  sendSignal(peer, epoch, signal) {
+    this._sendFrame({ type: SIGNAL, payload: toPayload({ type: 'Signal', ...signal }), peer, epoch });
+  }
+
   /**
    * Leave on purpose.
    * @param {string} reason
@@ -238,21 +258,13 @@ export class NodeSession {
 
   // -- inside
 
-  /** @param {import('./frames.js').Frame} frame */
-  _receiveCall({ type, payload, peer, callId, epoch, deadlineMs }) {
+  /** What cannot be read is the peer's fault, not the relay's: the session lives. @param {import('./frames.js').Frame} frame */
+  _receiveSignal({ type, payload, peer, epoch }) {
     try {
-      if (type === DISPATCH) {
-        const dispatch = decodeDispatch(payload);
-        this._events.push({ type: 'DispatchReceived', peer, callId, epoch, deadlineMs, dispatch });
-      } else if (type === CANCEL) {
-        this._events.push({ type: 'CancelReceived', peer, callId, epoch });
-      } else {
-        const failure = /** @type {import('./messages.js').Failure} */ (fromPayload(type, payload));
-        this._events.push({ type: 'FailureReceived', peer, callId, epoch, failure });
-      }
+      const signal = /** @type {import('./messages.js').Signal} */ (fromPayload(type, payload));
+      this._events.push({ type: 'SignalReceived', peer, epoch, signal });
     } catch (error) {
       if (!(error instanceof RemoteProtocolError)) throw error;
-      this._events.push({ type: 'CorruptReceived', frameType: type, peer, callId, epoch, error });
     }
   }
 
@@ -315,6 +327,32 @@ export class NodeSession {
     this.state = 'closed';
     this.closed = closed;
     this._events.push(closed);
+  }
+}
+
+/**
+ * Read a call frame that came from `peer`; a malformed payload fails that call alone.
+ * @param {import('./frames.js').Frame} frame
+ * @param {number} peer
+ * @returns {CallEvent}
+ */
+export function readCall({ type, payload, callId, epoch, deadlineMs }, peer) {
+  try {
+    switch (type) {
+      case DISPATCH:
+        return { type: 'DispatchReceived', peer, callId, epoch, deadlineMs, dispatch: decodeDispatch(payload) };
+      case CANCEL:
+        return { type: 'CancelReceived', peer, callId, epoch };
+      case PROBE:
+        return { type: 'ProbeReceived', peer, callId, epoch, answerBytes: decodeProbe(payload) };
+      default: {
+        const failure = /** @type {import('./messages.js').Failure} */ (fromPayload(type, payload));
+        return { type: 'FailureReceived', peer, callId, epoch, failure };
+      }
+    }
+  } catch (error) {
+    if (!(error instanceof RemoteProtocolError)) throw error;
+    return { type: 'CorruptReceived', frameType: type, peer, callId, epoch, error };
   }
 }
 

@@ -27,6 +27,8 @@ U64 = st.integers(1, 0xFFFF_FFFF_FFFF_FFFF)
 def frames(draw: st.DrawFn) -> Frame:
     kind = draw(st.sampled_from(sorted(PAYLOAD_LIMITS)))
     payload = draw(st.binary(max_size=min(PAYLOAD_LIMITS[kind], 64)))
+    if kind is FrameType.SIGNAL:
+        return Frame(FrameType.SIGNAL, payload, peer=draw(U32), epoch=draw(U32))
     if kind not in CALL_TYPES:
         return Frame(kind, payload)
     return Frame(kind, payload, draw(U32), draw(U64), draw(U32), draw(U32))

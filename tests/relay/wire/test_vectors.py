@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relay.wire.calls import Dispatch, Partial
+from relay.wire.calls import Dispatch, Partial, Probe
 from relay.wire.frames import Frame, FrameType
-from relay.wire.messages import CONTROL_MESSAGES, Failure
+from relay.wire.messages import CONTROL_MESSAGES, Failure, Signal
 from relay.wire.session import Closed, NodeSession, RelaySession
 from relay.wire.tensors import Grid, XEncoding, decode_partial, encode_partial, encode_x, row_exponents
 
@@ -48,6 +48,13 @@ def test_golden_frame_is_read_field_by_field(vector: dict[str, Any]) -> None:
             assert [[str(value) for value in row] for row in partial.sums().tolist()] == fields["sums"]
         case FrameType.CANCEL:
             assert frame.payload == b""
+        case FrameType.PROBE:
+            probe = Probe.from_payload(frame.payload)
+            assert {"size_bytes": probe.size_bytes, "answer_bytes": probe.answer_bytes} == fields
+        case FrameType.ECHO:
+            assert len(frame.payload) == fields["size_bytes"]
+        case FrameType.SIGNAL:
+            assert Signal.from_payload(frame.payload).to_json() == fields
         case FrameType.FAILURE:
             assert Failure.from_payload(frame.payload).to_json() == fields
         case kind:

@@ -1,0 +1,1 @@
+"""Who may meet whom: signalling between the two ends of a pairing."""
