@@ -4,7 +4,7 @@ PY = $(VENV)/bin/python
 JSON ?=
 JSON_FLAG = $(if $(JSON),--json $(JSON),)
 
-.PHONY: help setup demo check test test-js e2e bench bench-kernel bench-relay bench-wire bench-floor clean
+.PHONY: help setup demo check test test-js e2e bench bench-kernel bench-relay bench-wire bench-floor bench-llama-cpp clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -28,7 +28,7 @@ test: setup      ## all tests that need no network and no browser
 e2e: setup       ## real parts together: llama.cpp, relay, nodes, Chromium
 	$(PY) -m pytest e2e
 
-bench: bench-wire bench-floor bench-relay bench-kernel  ## every table
+bench: bench-wire bench-floor bench-relay bench-kernel bench-llama-cpp  ## every table
 
 bench-kernel: setup
 	$(PY) bench/bench_kernel.py $(JSON_FLAG)
@@ -41,6 +41,9 @@ bench-wire: setup
 
 bench-floor: setup
 	$(PY) bench/bench_floor.py $(JSON_FLAG)
+
+bench-llama-cpp: setup
+	$(PY) bench/bench_llama_cpp.py $(JSON_FLAG)
 
 clean:           ## remove what was built
 	rm -rf relay/_built backbone/_built dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
