@@ -9,16 +9,6 @@ static const float MIN_AMAX = 0x1p-100f;
 // Round to nearest even by adding and taking off 1.5 * 2^23; exact for |x| < 2^22.
 INLINE float round_even(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
-// Bits of the largest magnitude; above 0x7f7fffff when something is not finite.
-INLINE uint32_t max_magnitude(const float *x, size_t count) {
-    uint32_t most = 0;
-    for (size_t i = 0; i < count; i++) {
-        const uint32_t bits = f32_to_bits(x[i]) & 0x7fffffffu;
-        most = bits > most ? bits : most;
-    }
-    return most;
-}
-
 float quantise_block(const float *x, size_t count, int8_t *ints) {
     const float amax = bits_to_f32(max_magnitude(x, count));
     if (!f32_is_finite(amax)) return bits_to_f32(0x7fc00000u);

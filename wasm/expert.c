@@ -1,6 +1,6 @@
 // The expert, in the order of the formula; CONTRACT.md says the same in words. Read this first.
 //
-//   y[t] = Σ over the picks of row t:  weight * down( silu(gate(x[t])) * up(x[t]) ),  summed on the
+//   y[t] = Σ over the picks of row t:  weight * down( act(gate(x[t]), up(x[t])) ),  summed on the
 //   integer grid
 //
 // Picks are sorted by expert, so that the weights of an expert are read once for all its rows (up
@@ -14,41 +14,51 @@ enum { MAGIC = 0x31505845 }; // "EXP1"
 
 typedef struct {
     const ExpertFormat *gate, *up,
-        *down; // gate, up: [expert_dim, hidden_dim]; down: [hidden_dim, expert_dim]
+        *down; // gate, up: [expert_dim, hidden_dim]; down: [hidden_dim, expert_dim]; gate may be null
     size_t hidden_dim, expert_dim;
+    size_t gate_rows;   // expert_dim, or 0 without a gate
+    size_t num_biases;  // floats: gate, up, down; 0 when there are none
+    size_t num_scales;  // 0, 2 or 3
     uint64_t slice_bytes, packed_bytes;
-    uint64_t gate_at, up_at, down_at; // offsets in the packed expert
+    uint64_t gate_at, up_at, down_at, extras_at; // offsets in the packed expert
 } Plan;
 
 static uint64_t matrix_bytes(const ExpertFormat *format, uint64_t rows, uint64_t cols) {
     return rows * (cols / (uint64_t)format->block_cols) * (uint64_t)format->block_bytes;
 }
 
+static int fits(const ExpertFormat *format, uint64_t cols) {
+    return cols % (uint64_t)format->block_cols == 0;
+}
+
 static int32_t make_plan(const ExpertFormula *formula, Plan *plan) {
-    if (formula->activation != EXPERT_SILU || formula->gate_type < 0)
-        return EXPERT_UNSUPPORTED_FORMULA;
-    if (formula->weight_position != EXPERT_WEIGHT_AFTER || formula->biased)
-        return EXPERT_UNSUPPORTED_FORMULA;
-    if (formula->limit != 0) return EXPERT_UNSUPPORTED_FORMULA;
-    plan->gate = expert_find_format(formula->gate_type);
+    const int32_t error = check_formula(formula);
+    if (error) return error;
+    const int has_gate = formula->gate_type >= 0;
+    plan->gate = has_gate ? expert_find_format(formula->gate_type) : NULL;
     plan->up = expert_find_format(formula->up_type);
     plan->down = expert_find_format(formula->down_type);
-    if (!plan->gate || !plan->up || !plan->down) return EXPERT_UNSUPPORTED_FORMAT;
+    if ((has_gate && !plan->gate) || !plan->up || !plan->down) return EXPERT_UNSUPPORTED_FORMAT;
     if (formula->hidden_dim <= 0 || formula->hidden_dim > EXPERT_MAX_DIM) return EXPERT_BAD_SIZE;
     if (formula->expert_dim <= 0 || formula->expert_dim > EXPERT_MAX_DIM) return EXPERT_BAD_SIZE;
     const uint64_t d = (uint64_t)formula->hidden_dim, f = (uint64_t)formula->expert_dim;
-    if (d % (uint64_t)plan->gate->block_cols || d % (uint64_t)plan->up->block_cols)
+    if ((has_gate && !fits(plan->gate, d)) || !fits(plan->up, d) || !fits(plan->down, f))
         return EXPERT_BAD_SIZE;
-    if (f % (uint64_t)plan->down->block_cols) return EXPERT_BAD_SIZE;
     plan->hidden_dim = (size_t)d;
     plan->expert_dim = (size_t)f;
-    plan->slice_bytes = matrix_bytes(plan->gate, f, d) + matrix_bytes(plan->up, f, d) +
-                        matrix_bytes(plan->down, d, f);
+    plan->gate_rows = has_gate ? plan->expert_dim : 0;
+    plan->num_biases =
+        formula->extras & EXPERT_BIASED ? plan->gate_rows + plan->expert_dim + plan->hidden_dim : 0;
+    plan->num_scales = !(formula->extras & EXPERT_SCALED) ? 0 : has_gate ? 3 : 2;
+    const uint64_t extras_bytes = (uint64_t)(plan->num_biases + plan->num_scales) * 4;
+    const uint64_t gate_bytes = has_gate ? matrix_bytes(plan->gate, f, d) : 0;
+    plan->slice_bytes =
+        gate_bytes + matrix_bytes(plan->up, f, d) + matrix_bytes(plan->down, d, f) + extras_bytes;
     plan->gate_at = HEADER_BYTES;
-    plan->up_at = plan->gate_at + round_up(plan->gate->packed_bytes(f, d), ALIGN);
+    plan->up_at = plan->gate_at + round_up(has_gate ? plan->gate->packed_bytes(f, d) : 0, ALIGN);
     plan->down_at = plan->up_at + round_up(plan->up->packed_bytes(f, d), ALIGN);
-    plan->packed_bytes =
-        plan->down_at + round_up(plan->down->packed_bytes(d, f), ALIGN) + PACK_SLACK;
+    plan->extras_at = plan->down_at + round_up(plan->down->packed_bytes(d, f), ALIGN);
+    plan->packed_bytes = plan->extras_at + round_up(extras_bytes, ALIGN) + PACK_SLACK;
     return plan->packed_bytes > PTRDIFF_MAX ? EXPERT_BAD_SIZE : EXPERT_OK;
 }
 
@@ -79,6 +89,17 @@ static void write_header(const ExpertFormula *formula, int32_t header[HEADER_BYT
     __builtin_memcpy(header + 2, formula, sizeof *formula);
 }
 
+static int32_t pack_extras(const Plan *plan, const uint8_t *extras, uint8_t *packed) {
+    const size_t count = plan->num_biases + plan->num_scales;
+    for (size_t i = 0; i < count; i++) {
+        float value;
+        __builtin_memcpy(&value, extras + 4 * i, 4);
+        if (!f32_is_finite(value)) return EXPERT_NON_FINITE;
+    }
+    __builtin_memcpy(packed, extras, 4 * count);
+    return EXPERT_OK;
+}
+
 EXPERT_EXPORT(expert_pack)
 int32_t expert_pack(const ExpertFormula *formula, const uint8_t *slice, size_t slice_bytes,
                     uint8_t *packed, size_t packed_bytes) {
@@ -88,42 +109,21 @@ int32_t expert_pack(const ExpertFormula *formula, const uint8_t *slice, size_t s
     if (slice_bytes != plan.slice_bytes || packed_bytes != plan.packed_bytes)
         return EXPERT_BAD_SIZE;
     const size_t d = plan.hidden_dim, f = plan.expert_dim;
-    const uint8_t *up = slice + matrix_bytes(plan.gate, f, d),
-                  *down = up + matrix_bytes(plan.up, f, d);
+    const uint8_t *up = slice + (plan.gate ? matrix_bytes(plan.gate, f, d) : 0),
+                  *down = up + matrix_bytes(plan.up, f, d),
+                  *extras = down + matrix_bytes(plan.down, d, f);
     int32_t header[HEADER_BYTES / 4];
     write_header(formula, header);
     __builtin_memset(packed, 0, HEADER_BYTES); // no header while the pack is half done or refused
-    error = plan.gate->pack(slice, f, d, packed + plan.gate_at);
+    if (plan.gate) error = plan.gate->pack(slice, f, d, packed + plan.gate_at);
     if (!error) error = plan.up->pack(up, f, d, packed + plan.up_at);
     if (!error) error = plan.down->pack(down, d, f, packed + plan.down_at);
+    if (!error) error = pack_extras(&plan, extras, packed + plan.extras_at);
     if (!error) __builtin_memcpy(packed, header, HEADER_BYTES);
     return error;
 }
 
 // ---- one step
-
-// exp(x) for |x| <= 87: 2^n * polynomial, n the nearest integer to x / ln 2. CONTRACT.md "exp" has
-// every constant.
-INLINE float exp_poly(float x) {
-    const float n = (x * 0x1.715476p+0f + 0x1.8p23f) - 0x1.8p23f;
-    float r = x - n * 0x1.63p-1f;
-    r = r - n * -0x1.bd0106p-13f;
-    float p = 0x1.a0d2cep-13f;
-    p = p * r + 0x1.6e879cp-10f;
-    p = p * r + 0x1.11121p-7f;
-    p = p * r + 0x1.555382p-5f;
-    p = p * r + 0x1.555554p-3f;
-    p = p * r + 0x1p-1f;
-    const float m = (p * (r * r) + r) + 1.0f;
-    return m * bits_to_f32((uint32_t)((int32_t)n + 127) << 23);
-}
-
-// g / (1 + exp(-g)); exactly 0 below -87, where the true value is under 2e-36.
-INLINE float silu(float g) {
-    const float low = g > -87.0f ? g : -87.0f, clamped = low < 87.0f ? low : 87.0f; // NaN: -87
-    const float s = g / (1.0f + exp_poly(-clamped));
-    return g < -87.0f ? 0.0f : s;
-}
 
 // Put weight * o on the grid and add it to the sums of its row. `scale`: f64 [hidden_dim], see
 // grid_scales. n = rint(p / step) by adding and taking off 1.5 * 2^52; the low bits of that sum are
@@ -165,7 +165,7 @@ typedef struct { // what one call works with; the arrays stand in the caller's s
 } Job;
 
 static int wants(const Plan *plan, ActivationKind kind) {
-    return plan->gate->wants == kind || plan->up->wants == kind;
+    return (plan->gate && plan->gate->wants == kind) || plan->up->wants == kind;
 }
 
 // Hand out the next piece of scratch. 64-bit, so that no size wraps in wasm32 before it is refused.
@@ -185,7 +185,7 @@ static uint64_t lay_out(Job *job, uint64_t num_tokens, uint64_t num_picks, uint6
     job->f = plan->expert_dim;
     job->d_stride = (size_t)round_up(job->d, ROW_PAD);
     job->f_stride = (size_t)round_up(job->f, ROW_PAD);
-    job->gate_row = (size_t)activation_bytes(plan->gate->wants, job->d);
+    job->gate_row = plan->gate ? (size_t)activation_bytes(plan->gate->wants, job->d) : 0;
     job->up_row = (size_t)activation_bytes(plan->up->wants, job->d);
     job->h_row = (size_t)activation_bytes(plan->down->wants, job->f);
     job->first_pick = take(&cursor, (num_experts + 1) * 4);
@@ -225,7 +225,8 @@ static int32_t check_call(const ExpertCall *call, const Plan *plan) {
         return EXPERT_BAD_SIZE;
     if (call->x_encoding >= EXPERT_X_Q8A32) {
         const ActivationKind kind = call->x_encoding == EXPERT_X_Q8A32 ? WANTS_Q8A32 : WANTS_Q8A256;
-        if (plan->gate->wants != kind || plan->up->wants != kind) return EXPERT_ENCODING_MISMATCH;
+        if ((plan->gate && plan->gate->wants != kind) || plan->up->wants != kind)
+            return EXPERT_ENCODING_MISMATCH;
     }
     size_t num_picks = 0;
     for (size_t t = 0; t < call->num_tokens; t++) {
@@ -273,7 +274,7 @@ static int32_t arrange_row(const Job *job, size_t t) {
         const int small = call->x_encoding == EXPERT_X_Q8A32;
         const ActivationKind kind = small ? WANTS_Q8A32 : WANTS_Q8A256;
         const int8_t *ints = (const int8_t *)x + d / (small ? 32 : 256) * 4;
-        return arrange_q8(x, ints, d, kind, job->x[kind] + t * job->gate_row);
+        return arrange_q8(x, ints, d, kind, job->x[kind] + t * job->up_row);
     }
     if (call->x_encoding == EXPERT_X_F32) {
         __builtin_memcpy(job->row, x, d * 4);
@@ -290,48 +291,81 @@ static int32_t arrange_row(const Job *job, size_t t) {
     return EXPERT_OK;
 }
 
-// h = silu(gate . x) * (up . x) for n picks of one expert, arranged for down.
-static int32_t hidden(const Job *job, const uint8_t *packed, const uint32_t *picks, size_t n) {
-    const Plan *plan = &job->plan;
-    const uint8_t *gate_x[CHUNK], *up_x[CHUNK];
-    for (size_t i = 0; i < n; i++) {
-        const size_t t = job->row_of[picks[i]];
-        gate_x[i] = job->x[plan->gate->wants] + t * job->gate_row;
-        up_x[i] = job->x[plan->up->wants] + t * job->up_row;
+// Biases and scales of a packed expert; null where the formula has none.
+typedef struct {
+    const float *gate_bias, *up_bias, *down_bias;
+    const float *gate_scale, *up_scale, *down_scale;
+} Extras;
+
+static Extras extras_of(const Plan *plan, const uint8_t *packed) {
+    const float *biases = (const float *)(const void *)(packed + plan->extras_at);
+    const float *scales = biases + plan->num_biases;
+    Extras extras = {0};
+    if (plan->num_biases) {
+        extras.gate_bias = biases;
+        extras.up_bias = biases + plan->gate_rows;
+        extras.down_bias = extras.up_bias + plan->expert_dim;
     }
-    plan->gate->rows(packed + plan->gate_at, job->f, job->d, gate_x, n, job->gate, job->f_stride);
-    plan->up->rows(packed + plan->up_at, job->f, job->d, up_x, n, job->up, job->f_stride);
+    if (plan->num_scales) {
+        extras.gate_scale = scales;
+        extras.up_scale = scales + plan->num_scales - 2;
+        extras.down_scale = scales + plan->num_scales - 1;
+    }
+    return extras;
+}
+
+// h = act(gate . x, up . x) for n picks of one expert, arranged for down. Without a gate the product
+// of up takes its place.
+static int32_t hidden(const Job *job, const uint8_t *packed, const Extras *extras,
+                      const uint32_t *picks, size_t n) {
+    const ExpertCall *call = job->call;
+    const Plan *plan = &job->plan;
+    const size_t f = job->f;
+    const int before = call->formula->weight_position == EXPERT_WEIGHT_BEFORE;
+    float *const up = plan->gate ? job->up : job->gate;
+    const uint8_t *x[CHUNK];
+    if (plan->gate) {
+        for (size_t i = 0; i < n; i++)
+            x[i] = job->x[plan->gate->wants] + job->row_of[picks[i]] * job->gate_row;
+        plan->gate->rows(packed + plan->gate_at, f, job->d, x, n, job->gate, job->f_stride);
+    }
+    for (size_t i = 0; i < n; i++)
+        x[i] = job->x[plan->up->wants] + job->row_of[picks[i]] * job->up_row;
+    plan->up->rows(packed + plan->up_at, f, job->d, x, n, up, job->f_stride);
     for (size_t i = 0; i < n; i++) {
-        float *g = job->gate + i * job->f_stride;
-        const float *u = job->up + i * job->f_stride;
-        for (size_t c = 0; c < job->f; c++) g[c] = silu(g[c]) * u[c];
-        const int32_t error = arrange_f32(g, job->f, plan->down->wants, job->h + i * job->h_row);
+        const float *weight = before ? call->pick_weight + picks[i] : NULL;
+        float *g = job->gate + i * job->f_stride, *u = up + i * job->f_stride;
+        int32_t error = finish_product(u, f, weight, extras->up_scale, extras->up_bias);
+        if (!error && plan->gate)
+            error = finish_product(g, f, weight, extras->gate_scale, extras->gate_bias);
+        if (error) return error;
+        activate(call->formula, g, plan->gate ? u : NULL, f);
+        error = arrange_f32(g, f, plan->down->wants, job->h + i * job->h_row);
         if (error) return error;
     }
     return EXPERT_OK;
 }
 
 // p = weight * (down . h) for those picks, and on to the grid.
-static int32_t weighted(const Job *job, const uint8_t *packed, const uint32_t *picks, size_t n) {
+static int32_t weighted(const Job *job, const uint8_t *packed, const Extras *extras,
+                        const uint32_t *picks, size_t n) {
     const ExpertCall *call = job->call;
     const Plan *plan = &job->plan;
     const size_t d = job->d;
+    const int after = call->formula->weight_position == EXPERT_WEIGHT_AFTER;
     const uint8_t *h[CHUNK];
     for (size_t i = 0; i < n; i++) h[i] = job->h + i * job->h_row;
     plan->down->rows(packed + plan->down_at, d, job->f, h, n, job->out, job->d_stride);
     for (size_t i = 0; i < n; i++) {
         const size_t pick = picks[i], t = job->row_of[pick];
-        const float weight = call->pick_weight[pick];
+        const float *weight = after ? call->pick_weight + pick : NULL;
         float *p = job->out + i * job->d_stride;
-        for (size_t c = 0; c < d; c++) p[c] = weight * p[c];
-        if (call->outputs) {
-            for (size_t c = 0; c < d; c++)
-                if (!f32_is_finite(p[c])) return EXPERT_NON_FINITE;
-            __builtin_memcpy(call->outputs + pick * d, p, d * 4);
-        }
+        int32_t error = finish_product(p, d, NULL, extras->down_scale, extras->down_bias);
+        if (!error) error = finish_product(p, d, weight, NULL, NULL);
+        if (error) return error;
+        if (call->outputs) __builtin_memcpy(call->outputs + pick * d, p, d * 4);
         if (call->sums) {
-            const int32_t error =
-                add_to_grid(p, d, job->grid, call->row_exponents[t], call->sums + t * d);
+            error = add_to_grid(p, d, job->grid, call->row_exponents[t], call->sums + t * d);
             if (error) return error;
         }
     }
@@ -360,10 +394,12 @@ __attribute__((noinline)) static int32_t answer(const ExpertCall *call) {
     }
     sort_picks(&job);
     for (size_t e = 0; e < call->num_experts; e++) {
+        const uint8_t *packed = call->experts[e];
+        const Extras extras = extras_of(&job.plan, packed);
         for (size_t i = job.first_pick[e]; i < job.first_pick[e + 1]; i += CHUNK) {
             const size_t left = job.first_pick[e + 1] - i, n = left < CHUNK ? left : CHUNK;
-            error = hidden(&job, call->experts[e], job.order + i, n);
-            if (!error) error = weighted(&job, call->experts[e], job.order + i, n);
+            error = hidden(&job, packed, &extras, job.order + i, n);
+            if (!error) error = weighted(&job, packed, &extras, job.order + i, n);
             if (error) return error;
         }
     }

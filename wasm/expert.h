@@ -29,7 +29,7 @@ enum expert_error {
     EXPERT_GRID_OVERFLOW = -2,       // an output does not fit the integer grid: |n| >= 2^51
     EXPERT_BAD_SIZE = -3,            // no multiple of the block, or a buffer of the wrong length
     EXPERT_UNSUPPORTED_FORMAT = -4,  // no file in formats/ knows this ggml type
-    EXPERT_UNSUPPORTED_FORMULA = -5, // activation, clamp, bias, weight position: not implemented
+    EXPERT_UNSUPPORTED_FORMULA = -5, // activation, clamp or position: not implemented
     EXPERT_BAD_INDEX = -6,           // a pick names an expert that was not passed
     EXPERT_ENCODING_MISMATCH = -7,   // x in blocks that gate or up do not want; send f32 or f16
     EXPERT_BAD_VALUE = -8,           // an int of -128, a wild exponent, an unknown encoding or grid
@@ -49,15 +49,21 @@ enum expert_encoding {
 
 enum expert_grid { EXPERT_GRID_X32 = 0, EXPERT_GRID_X16 = 1 }; // CONTRACT.md "Grid"
 
-enum expert_activation {
+enum expert_activation { // CONTRACT.md "Activation functions"
     EXPERT_SILU = 0,
     EXPERT_GELU,
     EXPERT_RELU,
     EXPERT_RELU2,
-    EXPERT_SWIGLU_OAI
+    EXPERT_SWIGLU_OAI,
+    EXPERT_SWIGLU_CLAMP,
+    EXPERT_SITU
 };
 
 enum expert_weight_position { EXPERT_WEIGHT_AFTER = 0, EXPERT_WEIGHT_BEFORE = 1 };
+
+// What a slice holds behind its matrices, f32 each: biases of gate [expert_dim], up [expert_dim]
+// and down [hidden_dim]; then one scale for each of gate, up and down.
+enum { EXPERT_BIASED = 1, EXPERT_SCALED = 2 };
 
 enum { // limits that keep every size below 2^63 and every int64 sum exact
     EXPERT_MAX_DIM = 1 << 17,
@@ -70,8 +76,8 @@ typedef struct { // ten 32-bit words, so that every language can write it as an 
     int32_t gate_type, up_type, down_type; // GGMLQuantizationType; gate_type -1: no gate
     int32_t activation;                    // enum expert_activation
     int32_t weight_position;               // enum expert_weight_position
-    int32_t biased;
-    float alpha, limit;
+    int32_t extras;                        // EXPERT_BIASED | EXPERT_SCALED
+    float alpha, limit;                    // what they mean depends on the activation
 } ExpertFormula;
 
 typedef struct { // one machine word per field (4 bytes in wasm32, 8 native), for the same reason
@@ -102,8 +108,8 @@ int32_t expert_cpu_level(void);
 int32_t expert_num_formats(void);
 int32_t expert_format_type(int32_t index);
 
-// Bytes of a slice as it stands in the GGUF (gate, up, down one after another), and of its packed
-// form.
+// Bytes of a slice as it stands in the GGUF (gate, up, down, extras one after another), and of its
+// packed form.
 ptrdiff_t expert_slice_bytes(const ExpertFormula *formula);
 ptrdiff_t expert_packed_bytes(const ExpertFormula *formula);
 
@@ -140,11 +146,13 @@ void expert_f16_to_f32(const uint16_t *in, size_t count, float *out);
 void expert_f32_to_f16(const float *in, size_t count, uint16_t *out);
 void expert_sha256(const uint8_t *data, size_t size_bytes, uint8_t digest[32]);
 
-// Known-answer test of one format with 1, 2 or 7 rows (CONTRACT.md "Known answers"): computes it,
-// writes its digest, compares with hashes.txt.
+// Known-answer test `index` with 1, 2 or 7 rows (CONTRACT.md "Known answers"): computes it, writes
+// its digest, compares with hashes.txt. First one test for each format, in the order of
+// expert_format_type(), then the formulas.
+int32_t expert_num_self_tests(void);
 ptrdiff_t expert_self_test_scratch_bytes(void);
-int32_t expert_self_test(int32_t format_index, int32_t num_tokens, uint8_t *scratch,
-                         size_t scratch_bytes, uint8_t digest[32]);
+int32_t expert_self_test(int32_t index, int32_t num_tokens, uint8_t *scratch, size_t scratch_bytes,
+                         uint8_t digest[32]);
 
 // Read memory and return a checksum: the bandwidth a kernel can hope for. For benchmarks only.
 uint32_t expert_read_memory(const uint8_t *data, size_t size_bytes);

@@ -25,6 +25,29 @@ float quantise_block(const float *x, size_t count, int8_t *ints);
 // encoding is unknown.
 size_t encoded_row_bytes(size_t encoding, size_t hidden_dim);
 
+// Bits of the largest magnitude; above 0x7f7fffff when something is not finite.
+INLINE uint32_t max_magnitude(const float *x, size_t count) {
+    uint32_t most = 0;
+    for (size_t i = 0; i < count; i++) {
+        const uint32_t bits = f32_to_bits(x[i]) & 0x7fffffffu;
+        most = bits > most ? bits : most;
+    }
+    return most;
+}
+
+// hidden.c: EXPERT_UNSUPPORTED_FORMULA unless every part of the formula but its weight formats is
+// known.
+int32_t check_formula(const ExpertFormula *formula);
+
+// One product of a matrix: times the router weight, times the scale, plus the bias; each may be
+// null. EXPERT_NON_FINITE when a value is not finite.
+int32_t finish_product(float *y, size_t count, const float *weight, const float *scale,
+                       const float *bias);
+
+// g = the formula's h from the finished products; u is null without a gate, then g is the product
+// of up.
+void activate(const ExpertFormula *formula, float *g, const float *u, size_t count);
+
 uint16_t f32_to_f16(float value); // round to nearest even; overflow becomes an infinity
 
 // 2^exponent as a double, -1022 <= exponent <= 1023.

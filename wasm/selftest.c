@@ -4,18 +4,20 @@
 #include "kernel.h"
 
 enum { NUM_EXPERTS = 3, TOP_K = 2, MAX_TOKENS = 7, DIGEST_BYTES = 32 };
-enum { STREAM_X = 100, STREAM_WEIGHTS = 101, LAYER_EXPONENT = 6 };
+enum { STREAM_X = 100, STREAM_WEIGHTS = 101, STREAM_EXTRAS = 200, LAYER_EXPONENT = 6 };
 
 typedef struct {
-    int32_t type, num_tokens;
+    int32_t formula, type, num_tokens;
     const char *digest;
 } Golden;
-#define GOLDEN(type, num_tokens, digest) {type, num_tokens, digest},
+#define GOLDEN(type, num_tokens, digest) {-1, type, num_tokens, digest},
+#define GOLDEN_FORMULA(formula, type, num_tokens, digest) {formula, type, num_tokens, digest},
 static const Golden golden[] = {
 #include "hashes.txt"
-    {-1, 0, ""},
+    {-1, -1, 0, ""},
 };
 #undef GOLDEN
+#undef GOLDEN_FORMULA
 
 typedef struct {
     int32_t type, hidden_dim, expert_dim;
@@ -43,6 +45,26 @@ static const Tamed tamed[] = {
     {3, 1, 0x83, 0x14},  {3, 3, 0x83, 0x14},  {6, 1, 0x83, 0x14},  {7, 1, 0x83, 0x14},
     {7, 3, 0x83, 0x14},  {20, 1, 0x83, 0x10}, {39, 0, 0x07, 0x70}, {12, 1, 0x83, 0x0c},
     {12, 3, 0x83, 0x0c}, {14, 209, 0x83, 0},
+};
+
+// The formulas besides silu; each has an answer in every one of formula_types.
+static const ExpertFormula formulas[] = {
+    {.activation = EXPERT_GELU},
+    {.activation = EXPERT_RELU, .weight_position = EXPERT_WEIGHT_BEFORE},
+    {.activation = EXPERT_RELU2, .gate_type = -1},
+    {.activation = EXPERT_SWIGLU_OAI, .alpha = 1.702f, .limit = 0.5f, .extras = EXPERT_BIASED},
+    {.activation = EXPERT_SWIGLU_CLAMP, .limit = 0.5f},
+    {.activation = EXPERT_SILU,
+     .limit = 0.5f,
+     .weight_position = EXPERT_WEIGHT_BEFORE,
+     .extras = EXPERT_BIASED | EXPERT_SCALED},
+    {.activation = EXPERT_SITU, .alpha = 0.5f, .limit = 0.25f},
+    {.activation = EXPERT_GELU, .gate_type = -1, .extras = EXPERT_BIASED | EXPERT_SCALED},
+};
+static const int32_t formula_types[] = {0, 1, 8};
+enum {
+    NUM_FORMULAS = sizeof formulas / sizeof formulas[0],
+    NUM_FORMULA_TYPES = sizeof formula_types / sizeof formula_types[0]
 };
 
 // Word `index` of a stream: a bijective mix of a counter, so that any language can make any word at
@@ -85,15 +107,21 @@ typedef struct { // what one test needs besides the kernel's scratch, at the beg
     const uint8_t *experts[NUM_EXPERTS];
 } Work;
 
-static ExpertFormula case_formula(const Case *c) {
-    return (ExpertFormula){c->hidden_dim, c->expert_dim,       c->type, c->type, c->type,
-                           EXPERT_SILU,   EXPERT_WEIGHT_AFTER, 0,       0,       0};
+// Silu, or formulas[number], with the shape and format of a case.
+static ExpertFormula case_formula(const Case *c, int32_t number) {
+    ExpertFormula formula = {0};
+    if (number >= 0) formula = formulas[number];
+    formula.hidden_dim = c->hidden_dim;
+    formula.expert_dim = c->expert_dim;
+    if (formula.gate_type >= 0) formula.gate_type = c->type;
+    formula.up_type = formula.down_type = c->type;
+    return formula;
 }
 
 static uint64_t align64(uint64_t n) { return round_up(n, 64); }
 
-static uint64_t case_bytes(const Case *c) {
-    const ExpertFormula formula = case_formula(c);
+static uint64_t case_bytes(const Case *c, int32_t number) {
+    const ExpertFormula formula = case_formula(c, number);
     return 64 + align64(sizeof(Work)) + align64((uint64_t)expert_slice_bytes(&formula)) +
            NUM_EXPERTS * align64((uint64_t)expert_packed_bytes(&formula)) +
            (uint64_t)expert_scratch_bytes(&formula, MAX_TOKENS, MAX_TOKENS * TOP_K, NUM_EXPERTS);
@@ -103,17 +131,34 @@ EXPERT_EXPORT(expert_self_test_scratch_bytes) ptrdiff_t expert_self_test_scratch
     uint64_t most = 0;
     for (int32_t i = 0; i < expert_num_formats(); i++) {
         const Case c = case_of(expert_find_format(expert_format_type(i)));
-        const uint64_t needed = case_bytes(&c);
-        most = needed > most ? needed : most;
+        for (int32_t number = -1; number < NUM_FORMULAS; number++) {
+            const uint64_t needed = case_bytes(&c, number);
+            most = needed > most ? needed : most;
+        }
     }
     return (ptrdiff_t)most;
 }
 
-static int32_t run(const Case *c, size_t num_tokens, uint8_t *memory, uint8_t *digest) {
-    const ExpertFormula formula = case_formula(c);
-    const ExpertFormat *format = expert_find_format(c->type);
-    const size_t d = (size_t)c->hidden_dim, f = (size_t)c->expert_dim,
-                 num_picks = num_tokens * TOP_K;
+// The matrices of one expert, then its biases and scales: any numbers in [-1, 1).
+static void make_slice(uint32_t e, const ExpertFormula *formula, uint8_t *slice, size_t size_bytes) {
+    const ExpertFormat *format = expert_find_format(formula->up_type);
+    const size_t num_blocks =
+        (size_t)formula->hidden_dim * (size_t)formula->expert_dim / (size_t)format->block_cols;
+    uint8_t *const end = slice + size_bytes;
+    for (uint32_t m = formula->gate_type < 0 ? 1 : 0; m < 3; m++) {
+        make_matrix(1 + 3 * e + m, format, num_blocks, slice);
+        slice += num_blocks * (size_t)format->block_bytes;
+    }
+    for (uint32_t i = 0; slice < end; i++, slice += 4) {
+        const float value = (float)((int32_t)word(STREAM_EXTRAS + e, i) >> 8) * 0x1p-23f;
+        __builtin_memcpy(slice, &value, 4);
+    }
+}
+
+static int32_t run(const Case *c, int32_t number, size_t num_tokens, uint8_t *memory,
+                   uint8_t *digest) {
+    const ExpertFormula formula = case_formula(c, number);
+    const size_t d = (size_t)c->hidden_dim, num_picks = num_tokens * TOP_K;
     const size_t slice_bytes = (size_t)expert_slice_bytes(&formula),
                  packed_bytes = (size_t)expert_packed_bytes(&formula);
     uint8_t *slice = memory + align64(sizeof(Work)), *packed = slice + align64(slice_bytes);
@@ -121,9 +166,7 @@ static int32_t run(const Case *c, size_t num_tokens, uint8_t *memory, uint8_t *d
     Work *w = (Work *)(void *)memory;
 
     for (uint32_t e = 0; e < NUM_EXPERTS; e++, packed += align64(packed_bytes)) {
-        for (uint32_t m = 0; m < 3; m++)
-            make_matrix(1 + 3 * e + m, format, d * f / (size_t)format->block_cols,
-                        slice + m * (slice_bytes / 3));
+        make_slice(e, &formula, slice, slice_bytes);
         const int32_t error = expert_pack(&formula, slice, slice_bytes, packed, packed_bytes);
         if (error) return error;
         w->experts[e] = packed;
@@ -191,19 +234,27 @@ static int matches(const uint8_t *digest, const char *hex) {
     return same;
 }
 
+EXPERT_EXPORT(expert_num_self_tests) int32_t expert_num_self_tests(void) {
+    return expert_num_formats() + NUM_FORMULAS * NUM_FORMULA_TYPES;
+}
+
 EXPERT_EXPORT(expert_self_test)
-int32_t expert_self_test(int32_t format_index, int32_t num_tokens, uint8_t *scratch,
-                         size_t scratch_bytes, uint8_t digest[32]) {
-    const int32_t type = expert_format_type(format_index);
-    if (type < 0) return EXPERT_UNSUPPORTED_FORMAT;
+int32_t expert_self_test(int32_t index, int32_t num_tokens, uint8_t *scratch, size_t scratch_bytes,
+                         uint8_t digest[32]) {
+    if (index < 0 || index >= expert_num_self_tests()) return EXPERT_UNSUPPORTED_FORMAT;
+    const int32_t beyond = index - expert_num_formats();
+    const int32_t number = beyond < 0 ? -1 : beyond / NUM_FORMULA_TYPES;
+    const int32_t type =
+        beyond < 0 ? expert_format_type(index) : formula_types[beyond % NUM_FORMULA_TYPES];
     const Case known = case_of(expert_find_format(type)), *c = &known;
     if (num_tokens < 1 || num_tokens > MAX_TOKENS) return EXPERT_BAD_SIZE;
-    if (scratch_bytes < case_bytes(c)) return EXPERT_SCRATCH_TOO_SMALL;
+    if (scratch_bytes < case_bytes(c, number)) return EXPERT_SCRATCH_TOO_SMALL;
     const int32_t error =
-        run(c, (size_t)num_tokens, scratch + (64 - (uintptr_t)scratch % 64) % 64, digest);
+        run(c, number, (size_t)num_tokens, scratch + (64 - (uintptr_t)scratch % 64) % 64, digest);
     if (error) return error;
     for (const Golden *g = golden; g->type >= 0; g++)
-        if (g->type == type && g->num_tokens == num_tokens && matches(digest, g->digest))
+        if (g->formula == number && g->type == type && g->num_tokens == num_tokens &&
+            matches(digest, g->digest))
             return EXPERT_OK;
     return EXPERT_SELF_TEST_FAILED;
 }

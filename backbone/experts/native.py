@@ -31,7 +31,9 @@ type Float32Array = npt.NDArray[np.float32]
 
 BUILT = Path(__file__).resolve().parent.parent / "_built"
 ABI_VERSION = 1
-ACTIVATION_NUMBERS = {"silu": 0, "gelu": 1, "relu": 2, "relu2": 3, "swiglu_oai": 4}  # enum expert_activation
+ACTIVATION_NUMBERS = {
+    "silu": 0, "gelu": 1, "relu": 2, "relu2": 3, "swiglu_oai": 4, "swiglu_clamp": 5, "situ": 6,
+}  # fmt: skip  # enum expert_activation
 WEIGHT_POSITION_NUMBERS = {"after": 0, "before": 1}  # enum expert_weight_position
 SELF_TEST_ROWS = (2, 7)  # together they have a tile of every size
 ALIGN = 64
@@ -101,7 +103,7 @@ class _CFormula(ctypes.Structure):
         (name, ctypes.c_int32)
         for name in (
             "hidden_dim", "expert_dim", "gate_type", "up_type", "down_type", "activation", "weight_position",
-            "biased",
+            "extras",
         )
     ] + [("alpha", ctypes.c_float), ("limit", ctypes.c_float)]  # fmt: skip
 
@@ -152,7 +154,7 @@ class NativeKernel:
 
     def pack(self, formula: Formula, slice_bytes: Buffer) -> PackedExpert:
         """
-        Rearrange one slice (gate, up, down as they stand in the GGUF) for this CPU.
+        Rearrange one slice (gate, up, down as they stand in the GGUF, then biases and scales) for this CPU.
 
         Raises:
             NonFinite: a weight or scale is an infinity or NaN.
@@ -239,25 +241,24 @@ class NativeKernel:
 
     def known_answer_test(self) -> None:
         """
-        Compute what hashes.txt knows the answer of, for every format.
+        Compute what hashes.txt knows the answer of, for every format and formula.
 
         Raises:
             KernelFault: another answer; this machine must not serve.
         """
-        for index in range(self._lib.expert_num_formats()):
+        for index in range(self._lib.expert_num_self_tests()):
             for rows in SELF_TEST_ROWS:
                 self.known_answer(index, rows)
 
-    def known_answer(self, format_index: int, num_tokens: int) -> str:
-        """Run one known-answer test; return its digest."""
+    def known_answer(self, index: int, num_tokens: int) -> str:
+        """Run one known-answer test (wasm/expert.h says which); return its digest."""
         scratch = np.empty(self._lib.expert_self_test_scratch_bytes(), np.uint8)
         digest = np.zeros(32, np.uint8)
         code = self._lib.expert_self_test(
-            format_index, num_tokens, scratch.ctypes.data, scratch.size, digest.ctypes.data
+            index, num_tokens, scratch.ctypes.data, scratch.size, digest.ctypes.data
         )
         if code:
-            ggml_type = self._lib.expert_format_type(format_index)
-            raise KernelFault(code, f"{self.build}, format {ggml_type}, digest {digest.tobytes().hex()}")
+            raise KernelFault(code, f"{self.build}, self-test {index}, digest {digest.tobytes().hex()}")
         return digest.tobytes().hex()
 
     def read_expert(self, packed: PackedExpert) -> int:
@@ -276,7 +277,7 @@ class NativeKernel:
             raise NotSupported(-5, f"activation {formula.activation}, weight {formula.weight_position}")
         c_formula = _CFormula(
             formula.hidden_dim, formula.expert_dim, gate_type, formula.up_type, formula.down_type,
-            activation, position, int(formula.biased), formula.alpha, formula.limit,
+            activation, position, formula.biased | formula.scaled << 1, formula.alpha, formula.limit,
         )  # fmt: skip
         slice_bytes = self._lib.expert_slice_bytes(ctypes.byref(c_formula))
         _raise(slice_bytes, f"formula {formula}")

@@ -7,6 +7,7 @@ integers, so exact.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -43,21 +44,83 @@ def quantise(x: Float32, block: int) -> tuple[Int64, Float32]:
     return np.rint(blocks * inverse[..., None]).astype(np.int64), scale
 
 
-def exp(x: Float32) -> Float32:
-    """e^x for |x| <= 87."""
+def exp_parts(x: Float32) -> tuple[Float32, Float32]:
+    """q and 2^n with e^x = (1 + q) * 2^n, for |x| <= 87."""
     n: Float32 = np.rint(x * f32(float.fromhex("0x1.715476p+0")))
     r: Float32 = x - n * f32(float.fromhex("0x1.63p-1"))
     r = r - n * f32(float.fromhex("-0x1.bd0106p-13"))
     p: Float32 = np.full_like(x, float.fromhex("0x1.a0d2cep-13"))
     for c in ("0x1.6e879cp-10", "0x1.11121p-7", "0x1.555382p-5", "0x1.555554p-3", "0x1p-1"):
         p = p * r + f32(float.fromhex(c))
-    e: Float32 = np.ldexp((p * (r * r) + r) + f32(1), n.astype(np.int32))
-    return e
+    power: Float32 = np.ldexp(np.ones_like(x), n.astype(np.int32))
+    return p * (r * r) + r, power
+
+
+def exp(x: Float32) -> Float32:
+    """e^x for |x| <= 87."""
+    q, power = exp_parts(x)
+    return (q + f32(1)) * power
+
+
+def gated(a: Float32, z: Float32) -> Float32:
+    """a * sigmoid(z), and 0 below z = -87."""
+    return np.where(z < f32(-87), f32(0), a / (f32(1) + exp(-np.clip(z, f32(-87), f32(87)))))
 
 
 def silu(g: Float32) -> Float32:
-    """g / (1 + e^-g), and 0 below -87."""
-    return np.where(g < f32(-87), f32(0), g / (f32(1) + exp(-np.clip(g, f32(-87), f32(87)))))
+    return gated(g, g)
+
+
+def gelu(g: Float32) -> Float32:
+    """The tanh form, as a sigmoid."""
+    k1, k2 = f32(float.fromhex("0x1.988454p+0")), f32(float.fromhex("0x1.2444f2p-4"))
+    return gated(g, g * (k1 + k2 * (g * g)))
+
+
+def relu(g: Float32) -> Float32:
+    return np.where(g > 0, g, f32(0))
+
+
+def tanh(x: Float32) -> Float32:
+    y = np.clip(x, f32(-10), f32(10))
+    q, power = exp_parts(y + y)
+    e_less_1: Float32 = q * power + (power - f32(1))
+    return e_less_1 / (e_less_1 + f32(2))
+
+
+def activate(formula: Formula, g: Float32, u: Float32 | None) -> Float32:
+    """h from the finished products; u is None without a gate, then g is the product of up."""
+    alpha, limit = f32(formula.alpha), f32(formula.limit)
+    match formula.activation, u:
+        case "silu", None:
+            return silu(g)
+        case "gelu", None:
+            return gelu(g)
+        case "relu", None:
+            return relu(g)
+        case "relu2", None:
+            return relu(g) * relu(g)
+        case _, None:
+            raise NotImplementedError(f"{formula.activation} without a gate")
+        case "silu", _ if limit == 0:
+            return silu(g) * u
+        case "silu", _:
+            return np.minimum(silu(g), limit) * np.clip(u, -limit, limit)
+        case "gelu", _:
+            return gelu(g) * u
+        case "relu", _:
+            return relu(g) * u
+        case "relu2", _:
+            return relu(g) * relu(g) * u
+        case "swiglu_oai", _:
+            a = np.minimum(g, limit)
+            return gated(a, alpha * a) * (np.clip(u, -limit, limit) + f32(1))
+        case "swiglu_clamp", _:
+            return silu(np.minimum(g, limit)) * np.clip(u, -limit, limit)
+        case "situ", _:
+            a = gated(alpha * tanh(g * (f32(1) / alpha)), g)
+            return a * (u if limit == 0 else limit * tanh(u * (f32(1) / limit)))
+    raise NotImplementedError(formula.activation)
 
 
 def f16(data: Bytes) -> Float32:
@@ -188,19 +251,66 @@ UNPACK: dict[int, Callable[[Bytes], Blocks]] = {
 }  # fmt: skip
 
 
-def expert(formula: Formula, slice_bytes: Bytes, x: Float32) -> Float32:
-    """Compute one expert for rows of x: [num_tokens, hidden_dim] to the same shape."""
-    assert formula.gate_type is not None
-    parts = np.split(slice_bytes, np.cumsum(formula.part_bytes())[:-1])
-    gate, up, down = (
-        p.reshape(rows, -1)
-        for p, rows in zip(parts, (formula.expert_dim, formula.expert_dim, formula.hidden_dim), strict=True)
-    )
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One of gate, up and down of a slice: [rows, bytes of a row], with its bias and scale if it has them."""
+
+    blocks: Bytes
+    ggml_type: int
+    scale: Float32 | None
+    bias: Float32 | None
+
+    def times(self, x: Float32, weight: Float32 | None = None) -> Float32:
+        """The finished product, [num_tokens, rows]; `weight` [num_tokens]: the router's, if it goes first."""
+        y = dot(self.blocks, self.ggml_type, x)
+        if weight is not None:
+            y = weight[:, None] * y
+        if self.scale is not None:
+            y = self.scale * y
+        if self.bias is not None:
+            y = y + self.bias
+        if not np.isfinite(y).all():
+            raise NonFinite("products")
+        return y
+
+
+def take_apart(formula: Formula, slice_bytes: Bytes) -> list[Matrix]:
+    """Give gate (unless there is none), up and down of a slice: matrices, then biases, then scales."""
+    f, d = formula.expert_dim, formula.hidden_dim
+    shapes = [(formula.gate_type, f), (formula.up_type, f), (formula.down_type, d)]
+    types, rows = zip(*[(t, r) for t, r in shapes if t is not None], strict=True)
+    sizes = [size for size in formula.part_bytes() if size]
+    at, blocks = 0, []
+    for size, count in zip(sizes, rows, strict=True):
+        blocks.append(slice_bytes[at : at + size].reshape(count, -1))
+        at += size
+    extras = np.ascontiguousarray(slice_bytes[at:]).view("<f4").astype(f32)
+    biases: list[Float32 | None] = [None] * len(rows)
+    scales: list[Float32 | None] = [None] * len(rows)
+    if formula.biased:
+        biases = list(np.split(extras[: sum(rows)], np.cumsum(rows)[:-1]))
+        extras = extras[sum(rows) :]
+    if formula.scaled:
+        scales = list(extras)
+    return [Matrix(*parts) for parts in zip(blocks, types, scales, biases, strict=True)]
+
+
+def expert(formula: Formula, slice_bytes: Bytes, x: Float32, weight: Float32) -> Float32:
+    """
+    Compute p, one expert's weighted output, for rows of x and their router weights.
+
+    Shapes: x [num_tokens, hidden_dim], weight [num_tokens]; returns [num_tokens, hidden_dim].
+    """
+    *gate, up, down = take_apart(formula, slice_bytes)
+    before = formula.weight_position == "before"
     with np.errstate(all="ignore"):
-        h = silu(dot(gate, formula.gate_type, x)) * dot(up, formula.up_type, x)
+        first = weight if before else None
+        products = [matrix.times(x, first) for matrix in (*gate, up)]
+        h = activate(formula, products[0], products[1] if gate else None)
         if not np.isfinite(h).all():
             raise NonFinite("hidden activations")
-        return dot(down, formula.down_type, h)
+        o = down.times(h)
+        return o if before else weight[:, None] * o
 
 
 def on_grid(p: Float32, row_exponent: int, layer_exponents: int | npt.NDArray[np.int32], bits: int) -> Int64:

@@ -36,7 +36,9 @@ FORMATS = {
     39: Format("MXFP4", 32, 17),
 }
 
-ACTIVATIONS = ("silu", "gelu", "relu", "relu2", "swiglu_oai")
+ACTIVATIONS = ("silu", "gelu", "relu", "relu2", "swiglu_oai", "swiglu_clamp", "situ")
+GATED_ONLY = ("swiglu_oai", "swiglu_clamp", "situ")
+BOUND_MIN, BOUND_MAX = 2.0**-20, 2.0**20  # of alpha and limit, where they are used
 WEIGHT_POSITIONS = ("before", "after")
 
 
@@ -46,6 +48,9 @@ class Formula:
     The shape and arithmetic shared by all experts of one layer.
 
     Shapes: gate, up [expert_dim, hidden_dim]; down [hidden_dim, expert_dim]; x and y [hidden_dim].
+
+    alpha: the slope of swiglu_oai; the bound of situ's gate. limit: where silu, swiglu_oai and swiglu_clamp
+    cut (silu: 0 = nowhere), the bound of situ's up (0 = none). See wasm/CONTRACT.md, "Activation functions".
     """
 
     hidden_dim: int
@@ -54,15 +59,27 @@ class Formula:
     up_type: int
     down_type: int
     activation: str = "silu"
-    alpha: float = 0.0  # swiglu_oai only
-    limit: float = 0.0  # clamp of gate and up; 0 = none
+    alpha: float = 0.0
+    limit: float = 0.0
     weight_position: str = "after"  # where the router weight multiplies: on x ("before") or on y ("after")
-    biased: bool = False
+    biased: bool = False  # a bias vector for each matrix
+    scaled: bool = False  # a number for each matrix that its product is multiplied with
 
     @property
     def slice_bytes(self) -> int:
-        """Size of one expert: gate ‖ up ‖ down."""
-        return sum(self.part_bytes())
+        """Size of one expert: gate ‖ up ‖ down ‖ biases ‖ scales."""
+        return sum(self.part_bytes()) + 4 * (self.num_biases + self.num_scales)
+
+    @property
+    def num_biases(self) -> int:
+        """Floats of the biases of gate, up and down."""
+        gate_rows = 0 if self.gate_type is None else self.expert_dim
+        return gate_rows + self.expert_dim + self.hidden_dim if self.biased else 0
+
+    @property
+    def num_scales(self) -> int:
+        """One float for each matrix."""
+        return 0 if not self.scaled else 2 if self.gate_type is None else 3
 
     def part_bytes(self) -> tuple[int, int, int]:
         """Sizes of gate, up and down; gate is 0 when there is none."""
@@ -76,16 +93,15 @@ class Formula:
         for type_id in types:
             if type_id not in FORMATS:
                 return f"weight format {type_id}"
-        if self.activation != "silu":
-            return f"activation {self.activation}"
-        if self.gate_type is None:
-            return "experts without a gate"
-        if self.limit:
-            return f"clamp at {self.limit}"
-        if self.weight_position != "after":
-            return "router weight before the experts"
-        if self.biased:
-            return "expert biases"
+        if self.gate_type is None and self.activation in GATED_ONLY:
+            return f"{self.activation} without a gate"
+        if not self.limit and self.activation in ("swiglu_oai", "swiglu_clamp"):
+            return f"{self.activation} without a limit"
+        clampable = self.gate_type is not None and self.activation not in ("gelu", "relu", "relu2")
+        if self.limit and not (clampable and BOUND_MIN <= self.limit <= BOUND_MAX):
+            return f"{self.activation} with limit {self.limit}"
+        if self.activation in ("swiglu_oai", "situ") and not BOUND_MIN <= self.alpha <= BOUND_MAX:
+            return f"{self.activation} with alpha {self.alpha}"
         return None
 
     def require_supported(self, layer: int | None = None) -> None:
@@ -149,7 +165,7 @@ def _checked(name: str, value: object) -> Any:
             good = value in ACTIVATIONS
         case "weight_position":
             good = value in WEIGHT_POSITIONS
-        case "biased":
+        case "biased" | "scaled":
             good = isinstance(value, bool)
         case _:
             good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30

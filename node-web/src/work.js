@@ -5,6 +5,9 @@ import { KernelMemoryFull } from './kernels/kernel.js';
 import { encodeX, Grid, rowExponents, XEncoding } from './wire/tensors.js';
 
 const FORMATS = new Set([0, 1, 2, 3, 6, 7, 8, 12, 14, 20, 30, 39]); // ggml type ids this kernel has; backbone/model/formula.py
+const ACTIVATIONS = new Set(['silu', 'gelu', 'relu', 'relu2', 'swiglu_oai', 'swiglu_clamp', 'situ']);
+const GATED_ONLY = new Set(['swiglu_oai', 'swiglu_clamp', 'situ']);
+const isBound = /** @param {number} value */ (value) => value >= 2 ** -20 && value <= 2 ** 20; // of alpha and limit
 const SPEED_FORMULA = {
   hidden_dim: 1024, expert_dim: 512, gate_type: 8, up_type: 8, down_type: 8,
   activation: 'silu', alpha: 0, limit: 0, weight_position: 'after', biased: false,
@@ -21,14 +24,17 @@ const SPEED_RUNS = 5;
 
 /** Name the first thing this kernel cannot compute, or null. @param {import('./wire/messages.js').Formula} formula */
 export function refusal(formula) {
-  const { gate_type: gate, up_type: up, down_type: down, activation, limit } = formula;
+  const { gate_type: gate, up_type: up, down_type: down, activation, alpha, limit } = formula;
+  const what = /** @param {string} text */ (text) => `formula not supported yet: ${text}`;
   const format = [gate, up, down].find((type) => type !== null && !FORMATS.has(type));
-  if (format !== undefined) return `formula not supported yet: weight format ${format}`;
-  if (activation !== 'silu') return `formula not supported yet: activation ${activation}`;
-  if (gate === null) return 'formula not supported yet: experts without a gate';
-  if (limit) return `formula not supported yet: clamp at ${limit}`;
-  if (formula.weight_position !== 'after') return 'formula not supported yet: router weight before the experts';
-  if (formula.biased) return 'formula not supported yet: expert biases';
+  if (format !== undefined) return what(`weight format ${format}`);
+  if (!ACTIVATIONS.has(activation)) return what(`activation ${activation}`);
+  if (gate === null && GATED_ONLY.has(activation)) return what(`${activation} without a gate`);
+  const clampable = gate !== null && !['gelu', 'relu', 'relu2'].includes(activation);
+  if (limit && (!clampable || !isBound(limit))) return what(`${activation} with limit ${limit}`);
+  if (!limit && (activation === 'swiglu_oai' || activation === 'swiglu_clamp')) return what(`${activation} without a limit`);
+  if ((activation === 'swiglu_oai' || activation === 'situ') && !isBound(alpha)) return what(`${activation} with alpha ${alpha}`);
+  if (typeof (formula.scaled ?? false) !== 'boolean') return what('scaled neither true nor false');
   return null;
 }
 

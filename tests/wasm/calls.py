@@ -65,14 +65,10 @@ def random_matrix(
 
 def random_slice(rng: np.random.Generator, formula: Formula, scale: float = 2.0**-7) -> npt.NDArray[np.uint8]:
     d, f = formula.hidden_dim, formula.expert_dim
-    assert formula.gate_type is not None
-    return np.concatenate(
-        [
-            random_matrix(rng, formula.gate_type, f, d, scale),
-            random_matrix(rng, formula.up_type, f, d, scale),
-            random_matrix(rng, formula.down_type, d, f, scale),
-        ]
-    )
+    shapes = ((formula.gate_type, f, d), (formula.up_type, f, d), (formula.down_type, d, f))
+    matrices = [random_matrix(rng, t, rows, cols, scale) for t, rows, cols in shapes if t is not None]
+    extras = rng.standard_normal(formula.num_biases + formula.num_scales, np.float32)
+    return np.concatenate([*matrices, extras.astype("<f4").view(np.uint8)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +114,13 @@ class Sample:
             seen = decode_x(encode_x(x, self.encoding), *x.shape, self.encoding)
             assert isinstance(seen, np.ndarray)
             x = seen
-        by_expert = [reference.expert(self.formula, s, x) for s in self.slices]
         outputs = np.empty((len(self.picks), self.formula.hidden_dim), np.float32)
         sums = np.zeros((len(x), self.formula.hidden_dim), np.int64)
         row_of = np.repeat(np.arange(len(x)), self.counts)
         bits = 31 if self.grid is Grid.X32 else 15
+        by_expert = [reference.expert(self.formula, s, x[row_of], self.weights) for s in self.slices]
         for i, (t, expert) in enumerate(zip(row_of, self.picks, strict=True)):
-            with np.errstate(over="ignore", invalid="ignore"):
-                outputs[i] = self.weights[i] * by_expert[expert][t]
+            outputs[i] = by_expert[expert][i]
             sums[t] += reference.on_grid(outputs[i], int(self.exponents[t]), self.layer, bits)
         return outputs, sums
 

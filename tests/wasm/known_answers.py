@@ -7,8 +7,9 @@ either is stale.
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,18 @@ NUM_EXPERTS, TOP_K, LAYER_EXPONENT = 3, 2, 6
 # By columns of a block: the shape, and the encoding in which a row of x loses nothing.
 SHAPES = {1: (52, 28, XEncoding.F16), 32: (96, 64, XEncoding.Q8A32), 64: (128, 64, XEncoding.Q8A32),
           256: (512, 256, XEncoding.Q8A256)}  # fmt: skip
+# The formulas besides silu, and the formats in which each has a known answer.
+FORMULAS: tuple[dict[str, Any], ...] = (
+    {"activation": "gelu"},
+    {"activation": "relu", "weight_position": "before"},
+    {"activation": "relu2", "gate_type": None},
+    {"activation": "swiglu_oai", "alpha": 1.702, "limit": 0.5, "biased": True},
+    {"activation": "swiglu_clamp", "limit": 0.5},
+    {"activation": "silu", "limit": 0.5, "weight_position": "before", "biased": True, "scaled": True},
+    {"activation": "situ", "alpha": 0.5, "limit": 0.25},
+    {"activation": "gelu", "gate_type": None, "biased": True, "scaled": True},
+)
+FORMULA_TYPES = (0, 1, 8)
 # Bytes of a block that decide the exponent of a scale: offset, bits kept, bits set.
 SMALL, SMALLER, SMALLEST = (0x83, 0x14), (0x83, 0x0C), (0x83, 0x08)
 TAMED: dict[int, list[tuple[int, int, int]]] = {
@@ -90,22 +103,34 @@ def dispatch(
     exponents = row_exponents(x)
     outputs = np.empty((len(picks), formula.hidden_dim), np.float32)
     sums = np.zeros((len(x), formula.hidden_dim), np.int64)
-    by_expert = [reference.expert(formula, s, x_seen) for s in slices]
-    for i, (pick, weight) in enumerate(zip(picks, weights, strict=True)):
-        t = i // TOP_K
-        outputs[i] = weight * by_expert[pick][t]
+    row_of = np.arange(len(picks)) // TOP_K
+    by_expert = [reference.expert(formula, s, x_seen[row_of], weights) for s in slices]
+    for i, (t, pick) in enumerate(zip(row_of, picks, strict=True)):
+        outputs[i] = by_expert[pick][i]
         sums[t] += reference.on_grid(outputs[i], int(exponents[t]), layer_exponents, bits)
     return outputs, sums
 
 
-def known_case(ggml_type: int, num_tokens: int) -> KnownCase:
-    hidden_dim, expert_dim, encoding = SHAPES[FORMATS[ggml_type].block]
-    formula = Formula(hidden_dim, expert_dim, ggml_type, ggml_type, ggml_type)
-    num_blocks = hidden_dim * expert_dim // FORMATS[ggml_type].block
-    slices = [
-        np.concatenate([make_matrix(1 + 3 * e + m, ggml_type, num_blocks) for m in range(3)])
-        for e in range(NUM_EXPERTS)
-    ]
+def known_formula(ggml_type: int, what: dict[str, Any]) -> Formula:
+    """Give the formula of a case: gate, up and down in one format."""
+    hidden_dim, expert_dim, _ = SHAPES[FORMATS[ggml_type].block]
+    return replace(Formula(hidden_dim, expert_dim, ggml_type, ggml_type, ggml_type), **what)
+
+
+def make_slice(formula: Formula, expert: int) -> npt.NDArray[np.uint8]:
+    ggml_type = formula.up_type
+    num_blocks = formula.hidden_dim * formula.expert_dim // FORMATS[ggml_type].block
+    matrices = range(3) if formula.gate_type is not None else (1, 2)
+    count = formula.num_biases + formula.num_scales
+    extras = (words(200 + expert, count).view(np.int32) >> 8).astype("<f4") * np.float32(2.0**-23)
+    parts = [make_matrix(1 + 3 * expert + m, ggml_type, num_blocks) for m in matrices]
+    return np.concatenate([*parts, extras.view(np.uint8)])
+
+
+def known_case(ggml_type: int, num_tokens: int, what: dict[str, Any] | None = None) -> KnownCase:
+    hidden_dim, _, encoding = SHAPES[FORMATS[ggml_type].block]
+    formula = known_formula(ggml_type, what or {})
+    slices = [make_slice(formula, e) for e in range(NUM_EXPERTS)]
     x = (words(100, num_tokens * hidden_dim).view(np.int32) >> 8).astype(np.float32) * np.float32(2.0**-23)
     x = x.reshape(num_tokens, hidden_dim)
     i = np.arange(num_tokens * TOP_K)
@@ -129,14 +154,21 @@ def hashes() -> str:
     for ggml_type in TYPES:
         for num_tokens in ROWS:
             lines.append(f'GOLDEN({ggml_type}, {num_tokens}, "{known_case(ggml_type, num_tokens).digest}")')
+    lines.append("// number of the formula, ggml type, rows, SHA-256")
+    for number, what in enumerate(FORMULAS):
+        for ggml_type in FORMULA_TYPES:
+            for num_tokens in ROWS:
+                digest = known_case(ggml_type, num_tokens, what).digest
+                lines.append(f'GOLDEN_FORMULA({number}, {ggml_type}, {num_tokens}, "{digest}")')
     return "\n".join(lines) + "\n"
 
 
 def vectors() -> str:
     """Give the text of tests/vectors/kernel.json: small calls with their answers."""
     cases = []
-    for ggml_type in (0, 1, 8):
-        case = known_case(ggml_type, 2)
+    examples = [(t, {}) for t in (0, 1, 8)] + [(8, what) for what in FORMULAS]
+    for ggml_type, what in examples:
+        case = known_case(ggml_type, 2, what)
         cases.append(
             {
                 "formula": case.formula.to_json(),

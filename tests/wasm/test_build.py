@@ -31,10 +31,18 @@ def test_vectors_are_those_of_the_reference() -> None:
 
 
 def assert_meets_every_golden_hash(kernel: NativeKernel) -> None:
+    written = known_answers.HASHES.read_text()
     for index, ggml_type in enumerate(known_answers.TYPES):
         for rows in known_answers.ROWS:
             digest = kernel.known_answer(index, rows)
-            assert f'GOLDEN({ggml_type}, {rows}, "{digest}")' in known_answers.HASHES.read_text()
+            assert f'GOLDEN({ggml_type}, {rows}, "{digest}")' in written
+    index = len(known_answers.TYPES)
+    for number in range(len(known_answers.FORMULAS)):
+        for ggml_type in known_answers.FORMULA_TYPES:
+            for rows in known_answers.ROWS:
+                digest = kernel.known_answer(index, rows)
+                assert f'GOLDEN_FORMULA({number}, {ggml_type}, {rows}, "{digest}")' in written
+            index += 1
 
 
 def test_every_build_meets_every_golden_hash() -> None:

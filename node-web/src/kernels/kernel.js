@@ -9,7 +9,7 @@ import { NodeError } from '../errors.js';
  * How an expert computes, as it stands in the manifest (backbone/model/formula.py).
  * @typedef {{
  *   hidden_dim: number, expert_dim: number, gate_type: number | null, up_type: number, down_type: number,
- *   activation: string, alpha: number, limit: number, weight_position: string, biased: boolean,
+ *   activation: string, alpha: number, limit: number, weight_position: string, biased: boolean, scaled?: boolean,
  * }} Formula
  */
 

@@ -16,7 +16,7 @@ import { KernelMemoryFull, PackedExpert } from './kernel.js';
 
 const ABI_VERSION = 1;
 const SELF_TEST_ROWS = [2, 7]; // together they have a tile of every size
-const ACTIVATIONS = ['silu', 'gelu', 'relu', 'relu2', 'swiglu_oai']; // enum expert_activation
+const ACTIVATIONS = ['silu', 'gelu', 'relu', 'relu2', 'swiglu_oai', 'swiglu_clamp', 'situ']; // enum expert_activation
 const WEIGHT_POSITIONS = ['after', 'before']; // enum expert_weight_position
 const FORMULA_BYTES = 40;
 const CALL_WORDS = 18; // ExpertCall
@@ -78,16 +78,16 @@ export class WasmKernel {
   }
 
   knownAnswerTest() {
-    for (let index = 0; index < this.#c.expert_num_formats(); index++) for (const rows of SELF_TEST_ROWS) this.knownAnswer(index, rows);
+    for (let index = 0; index < this.#c.expert_num_self_tests(); index++) for (const rows of SELF_TEST_ROWS) this.knownAnswer(index, rows);
   }
 
-  /** One known answer: the digest. @param {number} formatIndex @param {number} numTokens @returns {string} */
-  knownAnswer(formatIndex, numTokens) {
+  /** One known answer: the digest. @param {number} index @param {number} numTokens @returns {string} */
+  knownAnswer(index, numTokens) {
     const scratchBytes = this.#c.expert_self_test_scratch_bytes();
     const [digest, scratch] = this.#reserve(32, scratchBytes);
-    const code = this.#c.expert_self_test(formatIndex, numTokens, scratch, scratchBytes, digest);
+    const code = this.#c.expert_self_test(index, numTokens, scratch, scratchBytes, digest);
     const hex = toHex(this.#bytes(digest, 32));
-    if (code) throw new KernelFault(`${this.build}, format ${this.#c.expert_format_type(formatIndex)}: ${describe(code)}, digest ${hex}`);
+    if (code) throw new KernelFault(`${this.build}, self-test ${index}: ${describe(code)}, digest ${hex}`);
     return hex;
   }
 
@@ -229,8 +229,9 @@ export class WasmKernel {
     const activation = ACTIVATIONS.indexOf(formula.activation);
     const position = WEIGHT_POSITIONS.indexOf(formula.weight_position);
     if (activation < 0 || position < 0) check(-5, `activation ${formula.activation}`);
+    const extras = Number(formula.biased) | (Number(formula.scaled ?? false) << 1); // EXPERT_BIASED, EXPERT_SCALED
     const words = new Int32Array(this.#heap.memory.buffer, at, FORMULA_BYTES / 4);
-    words.set([formula.hidden_dim, formula.expert_dim, formula.gate_type ?? -1, formula.up_type, formula.down_type, activation, position, Number(formula.biased)]);
+    words.set([formula.hidden_dim, formula.expert_dim, formula.gate_type ?? -1, formula.up_type, formula.down_type, activation, position, extras]);
     new Float32Array(this.#heap.memory.buffer, at + 32, 2).set([formula.alpha, formula.limit]);
   }
 }

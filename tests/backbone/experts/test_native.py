@@ -173,12 +173,15 @@ def test_slices_of_the_wrong_length_are_refused(kernel: NativeKernel, case: Samp
     "formula",
     [
         Formula(64, 64, 8, 8, 5),
-        Formula(64, 64, None, 8, 8),
-        Formula(64, 64, 8, 8, 8, activation="gelu"),
         Formula(64, 64, 8, 8, 8, activation="nonsense"),
-        Formula(64, 64, 8, 8, 8, limit=7.0),
-        Formula(64, 64, 8, 8, 8, weight_position="before"),
-        Formula(64, 64, 8, 8, 8, biased=True),
+        Formula(64, 64, None, 8, 8, limit=7.0),
+        Formula(64, 64, 8, 8, 8, activation="gelu", limit=7.0),
+        Formula(64, 64, None, 8, 8, activation="swiglu_oai", alpha=1.7, limit=7.0),
+        Formula(64, 64, 8, 8, 8, activation="swiglu_oai", limit=7.0),
+        Formula(64, 64, 8, 8, 8, activation="swiglu_clamp"),
+        Formula(64, 64, 8, 8, 8, activation="situ", alpha=2.0**21),
+        Formula(64, 64, 8, 8, 8, limit=-1.0),
+        Formula(64, 64, 8, 8, 8, weight_position="middle"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(kernel: NativeKernel, formula: Formula) -> None:

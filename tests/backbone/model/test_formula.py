@@ -47,6 +47,7 @@ def test_json_is_the_contract() -> None:
     assert DEMO.to_json() == {
         "hidden_dim": 576, "expert_dim": 192, "gate_type": 8, "up_type": 8, "down_type": 8,
         "activation": "silu", "alpha": 0.0, "limit": 0.0, "weight_position": "after", "biased": False,
+        "scaled": False,
     }  # fmt: skip
 
 
@@ -75,11 +76,12 @@ def test_missing_keys_are_named_and_unknown_ones_ignored() -> None:
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"activation": "gelu"}, "activation gelu"),
-        ({"gate_type": None}, "without a gate"),
-        ({"weight_position": "before"}, "router weight before"),
-        ({"biased": True}, "biases"),
-        ({"limit": 7.0}, "clamp at 7.0"),
+        ({"activation": "gelu", "limit": 7.0}, "gelu with limit 7.0"),
+        ({"gate_type": None, "limit": 7.0}, "silu with limit 7.0"),
+        ({"gate_type": None, "activation": "situ", "alpha": 4.0}, "situ without a gate"),
+        ({"activation": "situ"}, "situ with alpha 0.0"),
+        ({"activation": "swiglu_oai", "alpha": 1.702}, "swiglu_oai without a limit"),
+        ({"limit": -7.0}, "silu with limit -7.0"),
         ({"down_type": 10}, "weight format 10"),
     ],
 )
