@@ -18,6 +18,7 @@ from relay.config import Config
 from relay.forwarding.endpoint import Hub
 from relay.forwarding.socket import SESSION_PATH
 from relay.metrics import Metrics
+from relay.nat.endpoint import StunEndpoint
 from relay.slices.cache import SliceCache
 from relay.slices.endpoint import Slices
 
@@ -26,8 +27,8 @@ def create_app(config: Config) -> Starlette:
     """
     Return the HTTP side of the relay as an ASGI application; server.py gives its hub the sessions' sockets.
 
-    `app.state` has `hub`, `backbone_token` and `cache`. Without a backbone token in `config` one is made for
-    this run; without a cache folder slices go to a temporary one.
+    `app.state` has `hub`, `backbone_token`, `cache` and `stun`. Without a backbone token in `config` one is
+    made for this run; without a cache folder slices go to a temporary one.
     """
     metrics = Metrics()
     token = config.backbone_token or secrets.token_hex(16)
@@ -38,14 +39,17 @@ def create_app(config: Config) -> Starlette:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relay-slices-")))
     cache = SliceCache(folder, config.cache_bytes)
     slices = Slices(config, cache, hub, metrics)
+    stun = StunEndpoint(config, metrics)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with stack:
             await hub.start()
+            stun.start()
             try:
                 yield
             finally:
+                stun.stop()
                 await hub.stop()
 
     def health(_: Request) -> Response:
@@ -57,7 +61,8 @@ def create_app(config: Config) -> Starlette:
 
     def status(_: Request) -> Response:
         return JSONResponse(
-            hub.status() | {"slice_cache": {"slices": len(cache), "size_bytes": cache.size_bytes}},
+            hub.status()
+            | {"slice_cache": {"slices": len(cache), "size_bytes": cache.size_bytes}, "stun": stun.status()},
             headers={"cache-control": "no-store"},
         )
 
@@ -86,4 +91,5 @@ def create_app(config: Config) -> Starlette:
     app.state.hub = hub
     app.state.backbone_token = token
     app.state.cache = cache
+    app.state.stun = stun
     return app

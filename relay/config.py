@@ -8,6 +8,7 @@ typing errors.
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -46,6 +47,11 @@ class Config:
     slice_waiters: int = setting(1024, "GETs that may wait for slices at once")
     drain_s: float = setting(5.0, "how long calls may finish when the relay stops", "s")
     reconnect_after_s: float = setting(1.0, "when clients shall come back after the relay stopped", "s")
+    stun_port: int = setting(3478, "UDP port on which peers learn their public address; 0: no STUN")
+    stun_alt_port: int = setting(3479, "second STUN port, to tell how a NAT maps; 0: none")
+    stun_addresses: str | None = setting(
+        None, "two local addresses, comma between: STUN on both tells how a NAT filters (RFC 5780)"
+    )
     congestion_control: str = setting(
         "cubic", "TCP congestion control of each socket (BBR paces small bursts); empty: leave the kernel's"
     )
@@ -57,12 +63,34 @@ class Config:
                 raise ConfigError(f"{name}: {value} is negative")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: {self.port} is none")
+        for name in ("stun_port", "stun_alt_port"):
+            if getattr(self, name) > 65535:
+                raise ConfigError(f"{name}: {getattr(self, name)} is none")
+        if self.stun_alt_port and self.stun_alt_port == self.stun_port:
+            raise ConfigError(f"stun_alt_port: {self.stun_alt_port} is stun_port already")
+        if self.stun_addresses is not None:
+            _address_pair(self.stun_addresses)
         if not 0.01 <= self.ping_interval_s <= 86_400:
             raise ConfigError(f"ping_interval_s: {self.ping_interval_s} is not between 0.01 and 86400")
         if self.backbone_token is not None and not 8 <= len(self.backbone_token) <= 200:
             raise ConfigError("backbone_token: 8 to 200 characters are needed")
         if self.public_url is not None and not self.public_url.startswith(("http://", "https://")):
             raise ConfigError(f"public_url: {self.public_url!r} does not start with http:// or https://")
+
+    @property
+    def stun_address_pair(self) -> tuple[str, ...]:
+        """The two addresses of `stun_addresses`, or nothing."""
+        return () if self.stun_addresses is None else _address_pair(self.stun_addresses)
+
+
+def _address_pair(text: str) -> tuple[str, str]:
+    try:
+        first, second = (ip_address(part.strip()) for part in text.split(","))
+    except ValueError as exc:
+        raise ConfigError(f"stun_addresses: {text!r} is not two addresses with a comma between") from exc
+    if first == second or first.version != second.version or first.is_unspecified or second.is_unspecified:
+        raise ConfigError(f"stun_addresses: {text!r}: two different addresses of one family are needed")
+    return str(first), str(second)
 
 
 def setting_types() -> dict[str, type]:

@@ -38,6 +38,12 @@ class Metrics:
             "relay_slice_bytes", "Bytes of slices, sent and stored", ["direction"], registry=self.registry
         )
         self.cache_bytes = Gauge("relay_slice_cache_bytes", "Disk taken by slices", registry=self.registry)
+        self.stun = Counter(
+            "relay_stun_datagrams",
+            "STUN datagrams: answered, changed (from another address), refused, limited, ignored",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.settle_seconds = Histogram(
             "relay_settle_seconds",
             "Time to work out pairing and placement",
