@@ -1,0 +1,232 @@
+"""
+Decide which lane carries the calls to one node. Pure: time is an argument, nothing is measured here.
+
+The relayed lane is always there and carries the first call. Others are opened in the background and raced
+against the one in use: the same messages of real sizes go over both, turn by turn, and their round trips are
+compared. What a ping takes says little: a hole-punched data channel with the lower ping may need ten round
+trips for 100 KB where the relay needs one. A lane is taken when it is faster by more than the hysteresis, and
+left when it is lost, when calls go missing on it, or when a later race says so.
+
+    closed ──Open──> opening ──opened──> open ──Race──> raced: taken or not ──later──> Race …
+       ^                │ failed           │ lost
+       └──later─────────┴──────────────────┘
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+RELAYED = "relayed"
+SIZES_KB = (6, 12, 24, 100)  # one token of a small model … a prompt piece
+
+
+@dataclass(frozen=True, slots=True)
+class PathPolicy:
+    """
+    hysteresis, hysteresis_ms: a lane is taken when it is faster by more than both. probes: for each size and
+    lane in a race. max_lost: of them; a lane that loses more is not taken. recheck_s: how often the lane in
+    use is raced against the relay again. retry_s, retry_max_s: pause before a failed or slower lane is tried
+    again, doubled each time. missed: calls that had to be asked again over the relay within missed_window_s
+    before a lane is left.
+    """
+
+    hysteresis: float = 0.05
+    hysteresis_ms: float = 0.2
+    probes: int = 8
+    max_lost: int = 0
+    recheck_s: float = 60.0
+    retry_s: float = 15.0
+    retry_max_s: float = 600.0
+    missed: int = 2
+    missed_window_s: float = 10.0
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Round trips in ms by size class (KB) of the messages, and how many never came back."""
+
+    round_trips_ms: dict[int, list[float]] = field(default_factory=dict)
+    lost: int = 0
+
+    def add(self, size_kb: int, round_trip_ms: float | None) -> None:
+        """Note one probe; None: it did not come back in time."""
+        if round_trip_ms is None:
+            self.lost += 1
+        else:
+            self.round_trips_ms.setdefault(size_kb, []).append(round_trip_ms)
+
+    def percentile_ms(self, size_kb: int, share: float) -> float:
+        """Give a percentile of one size class, which must have been measured."""
+        ordered = sorted(self.round_trips_ms[size_kb])
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a lane beats another, and in words why."""
+
+    better: bool
+    why: str
+
+
+def better_path(current: Evidence, other: Evidence, policy: PathPolicy) -> Verdict:
+    """
+    Tell whether `other` is faster than `current` by more than the hysteresis.
+
+    Both the median and the 95th percentile count, since a layer waits for its slowest node; and no size may
+    be slower, since a lane that wins at 12 KB may lose at 100 KB by far.
+    """
+    if other.lost > policy.max_lost:
+        return Verdict(False, f"{other.lost} probes were lost")
+    sizes = sorted(current.round_trips_ms.keys() & other.round_trips_ms.keys())
+    if not sizes:
+        return Verdict(False, "nothing to compare")
+    gains, words = [], []
+    for size in sizes:
+        old, new = [[lane.percentile_ms(size, share) for share in (0.5, 0.95)] for lane in (current, other)]
+        words.append(f"{size} KB: {new[0]:.1f}/{new[1]:.1f} ms against {old[0]:.1f}/{old[1]:.1f} ms")
+        if new[0] > old[0] * (1 + policy.hysteresis) and new[0] - old[0] > policy.hysteresis_ms:
+            return Verdict(False, f"slower at {words[-1]}")
+        gains.append((fmean(old) - fmean(new), (fmean(old) - fmean(new)) / max(fmean(old), 1e-9)))
+    better = (
+        fmean(ms for ms, _ in gains) > policy.hysteresis_ms
+        and fmean(share for _, share in gains) > policy.hysteresis
+    )
+    return Verdict(better, ("" if better else "not faster enough at ") + ", ".join(words))
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Try to open this lane."""
+
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Measure these two lanes with the same messages; report with `raced`."""
+
+    current: str
+    other: str
+
+
+type PathAction = Open | Race
+
+
+@dataclass(slots=True)
+class _Lane:
+    state: str = "closed"  # closed, opening, open
+    due_at: float | None = None  # next Open, or next Race when open
+    tries: int = 0  # in a row without being taken
+    racing: bool = False
+
+
+class PathBook:
+    """
+    The lanes to one node: `current` carries its calls since `since`, for the reason `why`.
+
+    `evidence_at` is when the last race ended that involved the lane in use, None before the first.
+    """
+
+    __slots__ = ("_lanes", "_missed", "_policy", "current", "evidence", "evidence_at", "since", "why")
+
+    def __init__(self, lanes: Sequence[str], policy: PathPolicy, now: float) -> None:
+        self._policy = policy
+        self._lanes = {lane: _Lane(due_at=now) for lane in lanes}
+        self._missed: list[float] = []
+        self.current = RELAYED
+        self.why = "the first call goes over the relay" if lanes else "this node offers no other lane"
+        self.since = now
+        self.evidence: Evidence | None = None  # of the lane in use
+        self.evidence_at: float | None = None
+
+    def next_timer(self) -> float | None:
+        """Give the time of the next thing to do."""
+        return min((lane.due_at for lane in self._lanes.values() if lane.due_at is not None), default=None)
+
+    def handle_timer(self, now: float) -> list[PathAction]:
+        """Open what is due, race what is open; at most one race at a time."""
+        actions: list[PathAction] = []
+        for name, lane in self._lanes.items():
+            if lane.due_at is None or lane.due_at > now:
+                continue
+            if lane.state == "closed":
+                lane.state, lane.due_at = "opening", None
+                actions.append(Open(name))
+            elif any(other.racing for other in self._lanes.values()):
+                lane.due_at = now + 1.0
+            else:
+                lane.racing, lane.due_at = True, None
+                in_use = RELAYED if name == self.current else self.current
+                actions.append(Race(in_use, name))
+        return actions
+
+    def opened(self, name: str, now: float) -> None:
+        """A lane can carry calls now: race it as soon as may be."""
+        lane = self._lanes[name]
+        lane.state, lane.due_at, lane.racing = "open", now, False
+
+    def lost(self, name: str, why: str, now: float) -> None:
+        """A lane could not be opened, or ended; if it carried the calls, the relay does now."""
+        lane = self._lanes.get(name)
+        if lane is None:
+            return
+        lane.state, lane.racing = "closed", False
+        self._later(lane, now)
+        if self.current == name:
+            self._use(RELAYED, f"{name} lane lost: {why}", now)
+        elif self.current == RELAYED:
+            self.why = f"{name} lane: {why}"
+
+    def raced(self, race: Race, current: Evidence, other: Evidence, now: float) -> None:
+        """A race is over: take the faster lane. `race.other` may be the one in use, against the relay."""
+        lane = self._lanes[race.other]
+        if lane.state != "open":
+            return
+        lane.racing = False
+        if race.other == self.current:
+            self.evidence, self.evidence_at = other, now
+            back = better_path(other, current, self._policy)
+            if other.lost > self._policy.max_lost:
+                self._use(RELAYED, f"{race.other} lost {other.lost} probes", now)
+            elif back.better:
+                self._use(RELAYED, back.why, now)
+            lane.due_at = now + self._policy.recheck_s
+        elif race.current == self.current:
+            verdict = better_path(current, other, self._policy)
+            if verdict.better:
+                self._use(race.other, verdict.why, now)
+                lane.tries = 0
+                lane.due_at = now + self._policy.recheck_s
+            else:
+                if self.current == RELAYED:
+                    self.why = f"{race.other} is {verdict.why}"
+                self._later(lane, now)
+            self.evidence, self.evidence_at = (other if verdict.better else current), now
+        else:
+            lane.due_at = now  # the lane in use changed meanwhile
+
+    def missed(self, name: str, now: float) -> None:
+        """A call on this lane had to be asked again over the relay."""
+        if name != self.current or name == RELAYED:
+            return
+        self._missed = [at for at in self._missed if now - at < self._policy.missed_window_s] + [now]
+        if len(self._missed) >= self._policy.missed:
+            self._use(RELAYED, f"{len(self._missed)} calls went missing on the {name} lane", now)
+            self._later(self._lanes[name], now)
+
+    def network_changed(self, now: float) -> None:
+        """What failed or was slower before may be different now."""
+        for lane in self._lanes.values():
+            lane.tries = 0
+            if lane.state != "opening" and not lane.racing:
+                lane.due_at = now
+
+    def _later(self, lane: _Lane, now: float) -> None:
+        pause_s = min(self._policy.retry_s * 2.0**lane.tries, self._policy.retry_max_s)
+        lane.tries = min(lane.tries + 1, 16)
+        lane.due_at = now + pause_s
+
+    def _use(self, name: str, why: str, now: float) -> None:
+        self.current, self.why, self.since = name, why, now
+        self._missed = []

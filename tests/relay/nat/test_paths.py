@@ -1,0 +1,205 @@
+"""The choice of a lane, with time and round trips by hand."""
+
+import pytest
+
+from relay.nat.paths import (
+    RELAYED,
+    Evidence,
+    Open,
+    PathBook,
+    PathPolicy,
+    Race,
+    better_path,
+)
+
+POLICY = PathPolicy()
+
+
+def evidence(lost: int = 0, **ms: float | list[float]) -> Evidence:
+    """`evidence(kb12=80.0)`: eight round trips of 80 ms with 12 KB; a list is taken as it is."""
+    made = Evidence(lost=lost)
+    for name, value in ms.items():
+        for one in value if isinstance(value, list) else [value] * 8:
+            made.add(int(name.removeprefix("kb")), one)
+    return made
+
+
+def test_faster_lane_beats_a_slower_one() -> None:
+    verdict = better_path(evidence(kb12=85.0), evidence(kb12=40.0), POLICY)
+    assert verdict.better and "12 KB: 40.0/40.0 ms against 85.0/85.0 ms" in verdict.why
+
+
+@pytest.mark.parametrize("ms", [85.0, 84.0, 81.0, 90.0])
+def test_lane_that_is_faster_by_less_than_the_hysteresis_does_not(ms: float) -> None:
+    assert not better_path(evidence(kb12=85.0), evidence(kb12=ms), POLICY).better
+
+
+def test_a_share_alone_is_not_enough_where_all_is_quick() -> None:
+    assert not better_path(evidence(kb6=0.30), evidence(kb6=0.15), POLICY).better
+    assert better_path(evidence(kb6=0.30), evidence(kb6=0.15), PathPolicy(hysteresis_ms=0.1)).better
+
+
+def test_lower_ping_that_needs_ten_round_trips_for_100_kb_is_not_taken() -> None:
+    """The trap: an untuned data channel with the better ping (evidence: 995 ms against 90 ms)."""
+    verdict = better_path(evidence(kb6=84.0, kb100=90.0), evidence(kb6=60.0, kb100=995.0), POLICY)
+    assert not verdict.better and verdict.why.startswith("slower at 100 KB")
+
+
+def test_tail_counts_as_much_as_the_median() -> None:
+    jumpy = evidence(kb12=[60.0] * 7 + [300.0])
+    assert not better_path(evidence(kb12=85.0), jumpy, POLICY).better
+
+
+def test_lossy_lane_is_not_taken_however_fast() -> None:
+    verdict = better_path(evidence(kb12=85.0), evidence(kb12=20.0, lost=1), POLICY)
+    assert not verdict.better and verdict.why == "1 probes were lost"
+
+
+def test_sizes_that_only_one_was_measured_with_are_not_compared() -> None:
+    assert better_path(evidence(kb6=80.0), evidence(kb12=10.0), POLICY).why == "nothing to compare"
+
+
+def book(*lanes: str) -> PathBook:
+    return PathBook(lanes, POLICY, now=0.0)
+
+
+def open_and_race(b: PathBook, name: str, now: float, ours: Evidence, relay: Evidence) -> None:
+    b.opened(name, now)
+    [race] = b.handle_timer(now)
+    assert race == Race(b.current, name)
+    b.raced(race, relay, ours, now)
+
+
+def test_first_call_goes_over_the_relay_while_others_are_opened() -> None:
+    b = book("direct", "webrtc")
+    assert b.handle_timer(0.0) == [Open("direct"), Open("webrtc")]
+    assert b.current == RELAYED and b.next_timer() is None
+
+
+def test_node_without_lanes_stays_on_the_relay_for_ever() -> None:
+    b = book()
+    assert (b.next_timer(), b.handle_timer(1e9), b.current) == (None, [], RELAYED)
+
+
+def test_lane_that_wins_its_race_is_taken() -> None:
+    b = book("direct")
+    b.handle_timer(0.0)
+    open_and_race(b, "direct", 1.0, evidence(kb12=40.0), evidence(kb12=85.0))
+    assert (b.current, b.since, b.evidence_at) == ("direct", 1.0, 1.0)
+
+
+def test_lane_that_loses_is_raced_again_later_and_later() -> None:
+    b = book("webrtc")
+    b.handle_timer(0.0)
+    open_and_race(b, "webrtc", 0.0, evidence(kb12=168.0), evidence(kb12=85.0))
+    assert b.current == RELAYED and b.why.startswith("webrtc is slower at 12 KB")
+    pauses, now = [], 0.0
+    for _ in range(8):
+        at = b.next_timer()
+        assert at is not None
+        pauses.append(at - now)
+        now = at
+        [race] = b.handle_timer(now)
+        assert isinstance(race, Race)
+        b.raced(race, evidence(kb12=85.0), evidence(kb12=168.0), now)
+    assert pauses == [15.0, 30.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
+
+
+def test_lane_that_cannot_be_opened_is_tried_once_and_again_slowly() -> None:
+    b = book("webrtc")
+    b.handle_timer(0.0)
+    b.lost("webrtc", "no way through both NATs", 10.0)
+    assert b.handle_timer(24.9) == []
+    assert b.handle_timer(25.0) == [Open("webrtc")]
+    assert b.why == "webrtc lane: no way through both NATs"
+
+
+def test_network_change_tries_at_once() -> None:
+    b = book("webrtc")
+    b.handle_timer(0.0)
+    b.lost("webrtc", "no way", 10.0)
+    b.network_changed(11.0)
+    assert b.handle_timer(11.0) == [Open("webrtc")]
+
+
+def test_lost_lane_falls_back_to_the_relay_at_once() -> None:
+    b = book("direct")
+    b.handle_timer(0.0)
+    open_and_race(b, "direct", 1.0, evidence(kb12=40.0), evidence(kb12=85.0))
+    b.lost("direct", "connection lost", 2.0)
+    assert (b.current, b.why) == (RELAYED, "direct lane lost: connection lost")
+
+
+def test_lost_lane_that_was_not_in_use_changes_nothing() -> None:
+    b = book("direct", "webrtc")
+    b.handle_timer(0.0)
+    open_and_race(b, "direct", 1.0, evidence(kb12=40.0), evidence(kb12=85.0))
+    b.lost("webrtc", "gone", 2.0)
+    assert b.current == "direct" and b.why.startswith("12 KB")
+
+
+def test_second_lane_must_beat_the_one_in_use() -> None:
+    b = book("direct", "webrtc")
+    b.handle_timer(0.0)
+    open_and_race(b, "webrtc", 1.0, evidence(kb12=60.0), evidence(kb12=85.0))
+    open_and_race(b, "direct", 2.0, evidence(kb12=40.0), evidence(kb12=60.0))
+    assert b.current == "direct"
+
+
+def test_lanes_are_raced_one_after_the_other() -> None:
+    """Two races at once would measure each other."""
+    b = book("direct", "webrtc")
+    b.handle_timer(0.0)
+    b.opened("direct", 1.0)
+    b.opened("webrtc", 1.0)
+    assert b.handle_timer(1.0) == [Race(RELAYED, "direct")]
+    assert b.handle_timer(1.5) == []
+    b.raced(Race(RELAYED, "direct"), evidence(kb12=85.0), evidence(kb12=40.0), 1.8)
+    assert b.handle_timer(2.0) == [Race("direct", "webrtc")]
+
+
+def test_race_whose_opponent_is_no_longer_in_use_is_run_again() -> None:
+    b = book("direct", "webrtc")
+    b.handle_timer(0.0)
+    open_and_race(b, "direct", 1.0, evidence(kb12=40.0), evidence(kb12=85.0))
+    b.opened("webrtc", 2.0)
+    [race] = b.handle_timer(2.0)
+    b.lost("direct", "gone", 2.5)
+    b.raced(race, evidence(kb12=40.0), evidence(kb12=60.0), 3.0)
+    assert b.current == RELAYED
+    assert b.handle_timer(3.0) == [Race(RELAYED, "webrtc")]
+
+
+def test_lane_in_use_is_raced_against_the_relay_now_and_then_and_left_when_it_became_slower() -> None:
+    b = book("direct")
+    b.handle_timer(0.0)
+    open_and_race(b, "direct", 1.0, evidence(kb12=40.0), evidence(kb12=85.0))
+    assert b.handle_timer(60.9) == []
+    [race] = b.handle_timer(61.0)
+    assert race == Race(RELAYED, "direct")
+    b.raced(race, evidence(kb12=85.0), evidence(kb12=86.0), 62.0)
+    assert b.current == "direct"  # within the hysteresis: no flapping
+    [race] = b.handle_timer(122.0)
+    b.raced(race, evidence(kb12=85.0), evidence(kb12=120.0), 123.0)
+    assert b.current == RELAYED
+
+
+def test_lane_that_became_lossy_is_left() -> None:
+    b = book("direct")
+    b.handle_timer(0.0)
+    open_and_race(b, "direct", 1.0, evidence(kb12=40.0), evidence(kb12=85.0))
+    [race] = b.handle_timer(61.0)
+    b.raced(race, evidence(kb12=85.0), evidence(kb12=40.0, lost=1), 62.0)
+    assert (b.current, b.why) == (RELAYED, "direct lost 1 probes")
+
+
+def test_calls_that_go_missing_demote_the_lane_but_a_single_one_does_not() -> None:
+    b = book("direct")
+    b.handle_timer(0.0)
+    open_and_race(b, "direct", 1.0, evidence(kb12=40.0), evidence(kb12=85.0))
+    b.missed("direct", 5.0)
+    b.missed("direct", 16.0)  # the first is forgotten by now
+    assert b.current == "direct"
+    b.missed("direct", 17.0)
+    assert (b.current, b.why) == (RELAYED, "2 calls went missing on the direct lane")
+    assert b.next_timer() is not None  # it is raced again, later
