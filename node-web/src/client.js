@@ -1,8 +1,8 @@
 /**
  * Run a node: the driver that carries out what `node.js` decides; mirrors `backbone/node/client.py`.
  *
- * It knows a transport, a kernel and a store by their interfaces only, so the tests run it in one process. The kernel
- * computes on this thread: a reply leaves in the turn in which its computation ends.
+ * It knows a transport, a kernel and a store by their interfaces only, so the tests run it in one process. A kernel that
+ * computes on this thread has its reply leave in the turn in which the computation ends; others answer later.
  */
 
 import { CallRefused, messageOf, SliceFault, Unreachable } from './errors.js';
@@ -34,7 +34,8 @@ const IDLE_S = 0.02; // after so long without a call nothing has piled up
  * @property {Identity} identity
  * @property {{battery: number|null, metered: boolean}} power
  * @property {import('./transports/transport.js').Connect} connect
- * @property {() => Promise<Kernel>} loadKernel
+ * @property {(onLost: (experts: PackedExpert[], why: string) => void) => Promise<Kernel>} loadKernel  `onLost`: what the kernel lost
+ * @property {(build: string, why: string) => boolean} [dropKernel]  a build failed its test; is there another to try?
  * @property {import('./store.js').Keeper} keeper
  * @property {(slice: string, signal: AbortSignal) => Promise<Response>} fetchSlice
  * @property {() => number} [clock]  seconds, monotonic
@@ -85,6 +86,7 @@ export class NodeClient {
     this.kernel = null;
     /** @type {'untested'|'passed'|'failed'} */
     this.kernelTest = 'untested';
+    this.testing = false;
     /** @type {Map<string, {packed: PackedExpert, sizeBytes: number}>} */
     this.held = new Map();
     /** @type {Map<number, AssignLayer>} */
@@ -370,7 +372,11 @@ export class NodeClient {
       }
       if (this.fetches.get(slice) !== abort) return; // stopped meanwhile
       this.free(slice);
-      this.held.set(slice, { packed: this.kernel.pack(formula, data), sizeBytes });
+      const kernel = this.kernel;
+      const packed = kernel.pack(formula, data);
+      const expert = packed instanceof Promise ? await packed : packed;
+      if (this.fetches.get(slice) !== abort || kernel !== this.kernel) return kernel.free(expert);
+      this.held.set(slice, { packed: expert, sizeBytes });
     } catch (error) {
       if (this.fetches.get(slice) !== abort) return;
       this.fetches.delete(slice);
@@ -417,22 +423,58 @@ export class NodeClient {
 
   async testKernel() {
     this.kernelTest = 'untested';
+    if (this.testing) return; // the test under way will do
+    this.testing = true;
     try {
-      this.kernel ??= await this.loadKernel();
-      const gbPerS = proveAndTime(this.kernel);
+      const { build, gbPerS } = await this.provenKernel();
       this.kernelTest = 'passed';
-      this.tell({ type: 'KernelTested', build: this.kernel.build, gbPerS });
+      this.tell({ type: 'KernelTested', build, gbPerS });
     } catch (error) {
       this.kernelTest = 'failed';
       this.tell({ type: 'KernelFault', reason: messageOf(error) });
+    } finally {
+      this.testing = false;
     }
+  }
+
+  /** A kernel that passes its test: the one we have, else the next that is left. Throws what the last one failed with. */
+  async provenKernel() {
+    for (let kernel = this.kernel ?? (await this.loadKernel()); ; kernel = await this.loadKernel()) {
+      try {
+        const gbPerS = await proveAndTime(kernel);
+        this.machine.config.threads = kernel.width ?? 1;
+        if (this.kernel === null) this.lost([...this.held.values()].map(({ packed }) => packed), kernel);
+        return { build: kernel.build, gbPerS };
+      } catch (error) {
+        this.fault(messageOf(error));
+        this.kernel = null; // calls are refused until the next one has passed
+        kernel.close?.();
+        if (!this.options.dropKernel?.(kernel.build, messageOf(error))) throw error;
+      }
+    }
+  }
+
+  /**
+   * The kernel no longer holds these, or another takes over: forget them, say so, and get them again.
+   * @param {PackedExpert[]} experts
+   * @param {Kernel|null} [kernel]
+   */
+  lost(experts, kernel = this.kernel) {
+    this.kernel = kernel;
+    const gone = new Set(experts);
+    const slices = [...this.held].filter(([, { packed }]) => gone.has(packed)).map(([slice]) => slice);
+    for (const slice of slices) this.held.delete(slice);
+    if (slices.length) this.tell({ type: 'SlicesLost', slices: slices.sort() });
   }
 
   /** The relay may be away just now: a network that fails says nothing about the kernel. @returns {Promise<Kernel>} */
   async loadKernel() {
     for (let attempt = 0; ; attempt++) {
       try {
-        return await this.options.loadKernel();
+        return await this.options.loadKernel((experts, why) => {
+          this.fault(`${experts.length} experts lost: ${why}`);
+          this.lost(experts);
+        });
       } catch (error) {
         if (!(error instanceof Unreachable)) throw error;
         this.fault(error.message);
@@ -454,29 +496,36 @@ export class NodeClient {
 
   /** @param {number} ticket @param {import('./node.js').Call} call */
   computeNow(ticket, call) {
-    const cancelled = this.machine.running.get(ticket)?.cancelled ?? true;
-    this.tell(cancelled ? { type: 'CallComputed', ticket, result: null } : this.computed(ticket, call));
-  }
-
-  /** @param {number} ticket @param {import('./node.js').Call} call @returns {NodeEvent} */
-  computed(ticket, call) {
+    if (this.machine.running.get(ticket)?.cancelled ?? true) {
+      this.tell({ type: 'CallComputed', ticket, result: null });
+      return;
+    }
     const started = performance.now();
-    try {
-      const layer = this.assigned.get(call.layer);
-      if (layer === undefined || this.kernel === null) throw new CallRefused('not_held', `layer ${call.layer} is not held`);
-      const result = answer(this.kernel, layer, this.held, call.body.dispatch);
+    const done = (/** @type {import('./wire/calls.js').Partial} */ result) => {
+      this.computedAt = this.clock();
+      this.ranAt = Date.now();
       this.times.push(performance.now() - started);
       if (this.times.length > TIMES_KEPT) this.times.shift();
-      return { type: 'CallComputed', ticket, result };
-    } catch (error) {
+      this.tell({ type: 'CallComputed', ticket, result });
+    };
+    const failed = (/** @type {unknown} */ error) => {
+      this.computedAt = this.clock();
+      this.ranAt = Date.now();
       const code = error instanceof CallRefused ? error.code : 'kernel_fault';
       const message = messageOf(error).slice(0, 500);
       this.fault(message);
-      return { type: 'CallFailed', ticket, code, message };
-    } finally {
-      this.computedAt = this.clock();
-      this.ranAt = Date.now();
+      this.tell({ type: 'CallFailed', ticket, code, message });
+    };
+    let result;
+    try {
+      const layer = this.assigned.get(call.layer);
+      if (layer === undefined || this.kernel === null) throw new CallRefused('not_held', `layer ${call.layer} is not held`);
+      result = answer(this.kernel, layer, this.held, call.body.dispatch);
+    } catch (error) {
+      return failed(error);
     }
+    if (result instanceof Promise) result.then(done, failed);
+    else done(result);
   }
 
   /** @param {import('./node.js').Call} call @param {import('./wire/calls.js').Partial} partial */

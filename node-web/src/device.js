@@ -6,6 +6,7 @@
  * @property {boolean} phone  a phone or tablet
  * @property {boolean} ios
  * @property {number|null} memoryGb  what the browser admits
+ * @property {number} cores  what the browser admits, 1 when it says nothing
  * @property {boolean} webgpu
  * @property {boolean} webcrypto
  * @property {boolean} wakeLock
@@ -38,6 +39,7 @@ export function lookAtDevice(scope = globalThis) {
     phone,
     ios,
     memoryGb: typeof navigator.deviceMemory === 'number' ? navigator.deviceMemory : null,
+    cores: navigator.hardwareConcurrency || 1,
     webgpu: navigator.gpu !== undefined,
     webcrypto: scope.crypto?.subtle !== undefined,
     wakeLock: navigator.wakeLock !== undefined,
@@ -61,6 +63,11 @@ export function pledges(device) {
   const choicesMb = CHOICES_MB.filter((mb) => mb <= mostMb);
   const small = device.memoryGb !== null && device.memoryGb <= 2;
   return { choicesMb, proposedMb: device.phone ? (small ? 128 : 256) : small ? 256 : 512 };
+}
+
+/** How many workers compute: a core stays free, and a phone stays cool. @param {Pick<Device, 'cores'|'phone'>} device */
+export function workersFor({ cores, phone }) {
+  return Math.max(1, Math.min(cores - 1, phone ? 2 : 4));
 }
 
 /**

@@ -1,6 +1,6 @@
 /** The page's entry: starts the worker and shows its state. It knows no protocol. */
 
-import { lookAtDevice, MB } from './device.js';
+import { lookAtDevice, MB, workersFor } from './device.js';
 import { identity } from './identity.js';
 import { SurroundingsWatch } from './surroundings.js';
 import { ContributePanel } from './ui/contribute.js';
@@ -66,11 +66,18 @@ function start(memoryMb) {
     name: nameOf(),
     identity: identity(),
     power: surroundings.power(),
+    workers: askedWorkers() ?? workersFor(device),
   };
   tell({ type: 'start', settings });
   contribute.running(true);
   surroundings.keepAwake(true);
   navigator.storage?.persist?.().catch(() => false); // a wish; browsers decide by themselves
+}
+
+/** `?workers=3` in the address overrides what we would choose. @returns {number|null} */
+function askedWorkers() {
+  const number = Number(new URLSearchParams(location.search).get('workers'));
+  return Number.isInteger(number) && number >= 1 && number <= 64 ? number : null;
 }
 
 function leave() {

@@ -44,12 +44,16 @@ export function refusal(formula) {
  * @param {AssignLayer} layer
  * @param {Map<string, {packed: PackedExpert}>} held
  * @param {import('./wire/calls.js').Dispatch} dispatch
- * @returns {import('./wire/calls.js').Partial}
+ * @returns {import('./wire/calls.js').Partial | Promise<import('./wire/calls.js').Partial>}  as the kernel: at once, or later
  */
 export function answer(kernel, layer, held, dispatch) {
   const started = performance.now();
   const numbers = [...new Set(dispatch.experts)];
-  const experts = numbers.map((number) => /** @type {{packed: PackedExpert}} */ (held.get(layer.experts[number])).packed);
+  const experts = numbers.map((number) => {
+    const found = held.get(layer.experts[number]);
+    if (found === undefined) throw new CallRefused('not_held', `expert ${number} of layer ${dispatch.layer} is not held any more`);
+    return found.packed;
+  });
   const at = new Map(numbers.map((number, index) => [number, index]));
   const call = {
     formula: layer.formula,
@@ -64,13 +68,20 @@ export function answer(kernel, layer, held, dispatch) {
     pickExpert: dispatch.experts.map((number) => /** @type {number} */ (at.get(number))),
     pickWeight: dispatch.weights,
   };
-  try {
-    const { widths, data } = kernel.partial(call);
+  /** @param {import('./kernels/kernel.js').EncodedPartial} encoded */
+  const partial = ({ widths, data }) => {
     const computeUs = (performance.now() - started) * 1000;
     return { layer: dispatch.layer, hiddenDim: dispatch.hiddenDim, grid: dispatch.grid, computeUs, widths, data };
+  };
+  /** @param {unknown} error @returns {never} */
+  const refused = (error) => {
+    throw error instanceof KernelMemoryFull ? new CallRefused('overloaded', error.message) : error;
+  };
+  try {
+    const encoded = kernel.partial(call);
+    return encoded instanceof Promise ? encoded.then(partial, refused) : partial(encoded);
   } catch (error) {
-    if (error instanceof KernelMemoryFull) throw new CallRefused('overloaded', error.message);
-    throw error;
+    return refused(error);
   }
 }
 
@@ -78,13 +89,13 @@ export function answer(kernel, layer, held, dispatch) {
  * Run the known-answer test, measure, and test again: engines compile hot code anew, and have got it wrong.
  * Throws KernelFault.
  * @param {Kernel} kernel
- * @returns {number} GB of weights per second, one row, this thread
+ * @returns {Promise<number>} GB of weights per second, one row
  */
-export function proveAndTime(kernel) {
-  kernel.knownAnswerTest();
+export async function proveAndTime(kernel) {
+  await kernel.knownAnswerTest();
   const slice = new Uint8Array(SPEED_SLICE_BYTES);
   for (let i = 0; i < slice.length; i++) slice[i] = i % 34 === 0 ? 0 : i % 34 === 1 ? 0x20 : (i * 197) % 251; // scale 2^-7
-  const experts = Array.from({ length: SPEED_EXPERTS }, () => kernel.pack(SPEED_FORMULA, slice));
+  const experts = await Promise.all(Array.from({ length: SPEED_EXPERTS }, () => kernel.pack(SPEED_FORMULA, slice)));
   try {
     const x = Float32Array.from({ length: SPEED_FORMULA.hidden_dim }, (_, i) => Math.sin(i));
     const call = {
@@ -103,10 +114,10 @@ export function proveAndTime(kernel) {
     let bestMs = Infinity;
     for (let run = 0; run < SPEED_RUNS; run++) {
       const started = performance.now();
-      kernel.partial(call);
+      await kernel.partial(call);
       bestMs = Math.min(bestMs, performance.now() - started);
     }
-    kernel.knownAnswerTest();
+    await kernel.knownAnswerTest();
     return (SPEED_EXPERTS * SPEED_SLICE_BYTES) / Math.max(bestMs, 0.1) / 1e6; // clocks of browsers may be coarse
   } finally {
     for (const expert of experts) kernel.free(expert);

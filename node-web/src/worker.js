@@ -9,6 +9,7 @@
 import { NodeClient } from './client.js';
 import { messageOf, Unreachable } from './errors.js';
 import { KernelBuilds } from './kernels/choose.js';
+import { PoolKernel } from './kernels/pool.js';
 import { Keeper, openStore } from './store.js';
 import { sessionUrl, WebSocketTransport } from './transports/websocket.js';
 
@@ -23,6 +24,7 @@ const JUMP_MS = 6000; // a tick this late means we did not run: no session survi
  * @property {string} name
  * @property {import('./client.js').Identity} identity
  * @property {{battery: number|null, metered: boolean}} power
+ * @property {number} workers  that compute; with one, this worker computes itself
  */
 
 /** @type {NodeClient|null} */
@@ -32,7 +34,7 @@ let due;
 let lastTick = Date.now();
 
 /** @param {Settings} settings */
-async function start({ page, memoryBytes, name, identity, power }) {
+async function start({ page, memoryBytes, name, identity, power, workers }) {
   const keeper = new Keeper(await openStore(), memoryBytes);
   await keeper.open();
   const builds = new KernelBuilds((build) => readKernel(new URL(`kernels/kernel-${build}.wasm`, page)));
@@ -46,11 +48,31 @@ async function start({ page, memoryBytes, name, identity, power }) {
     keeper,
     agent: `page ${navigator.userAgent}`.slice(0, 200),
     connect: (handlers) => new WebSocketTransport(sessionUrl(page), handlers),
-    loadKernel: () => builds.choose(),
+    loadKernel: (onLost) => loadKernel(builds, workers, onLost),
+    dropKernel: (build, why) => {
+      builds.drop(build, why);
+      return true; // when none is left, loading says so
+    },
     fetchSlice: (slice, signal) => fetch(new URL(`slices/${slice}`, page), { signal, cache }),
     onChange: report,
   });
   client.start();
+}
+
+/** Several workers where the browser lets us have them, else this one. @param {KernelBuilds} builds @param {number} workers @param {(experts: import('./kernels/kernel.js').PackedExpert[], why: string) => void} onLost */
+async function loadKernel(builds, workers, onLost) {
+  while (workers > 1) {
+    const build = await builds.best();
+    const module = /** @type {WebAssembly.Module} */ (builds.modules.get(build));
+    const spawn = () => new Worker(new URL('kernels/pool-worker.js', import.meta.url), { type: 'module' });
+    try {
+      return await PoolKernel.open({ module, count: workers, spawn, onLost });
+    } catch (error) {
+      workers >>= 1; // no memory for so many, or no workers inside workers; a wrong build shows in this thread as well
+      console.warn(`no pool of workers: ${messageOf(error)}`);
+    }
+  }
+  return builds.choose();
 }
 
 /** @param {URL} url */

@@ -10,8 +10,8 @@ import { FakeKernel, FakeRelay, FakeStore, sha256 } from './fakes.js';
 
 const SLICES = [1, 2, 3].map((worth) => new Uint8Array(102).fill(worth));
 
-/** @param {{store?: FakeStore, kernel?: FakeKernel, budget?: number, body?: (slice: string, tries: number) => Uint8Array|number}} [options] */
-async function node({ store = new FakeStore(), kernel = new FakeKernel(), budget = 1000, body } = {}) {
+/** @param {{store?: FakeStore, kernel?: FakeKernel, others?: FakeKernel[], budget?: number, body?: (slice: string, tries: number) => Uint8Array|number}} [options] */
+async function node({ store = new FakeStore(), kernel = new FakeKernel(), others = [], budget = 1000, body } = {}) {
   const relay = new FakeRelay();
   const keeper = new Keeper(store, budget, 20);
   await keeper.open();
@@ -19,6 +19,8 @@ async function node({ store = new FakeStore(), kernel = new FakeKernel(), budget
   const fetched = [];
   /** @type {(() => void)[]} */
   const deferred = [];
+  /** @type {((experts: any[], why: string) => void)[]} */
+  const lose = [];
   const client = new NodeClient({
     memoryBytes: 1000,
     name: 'test',
@@ -26,7 +28,11 @@ async function node({ store = new FakeStore(), kernel = new FakeKernel(), budget
     identity: { id: '1'.repeat(32), secret: '2'.repeat(32) },
     power: { battery: null, metered: false },
     connect: relay.connect,
-    loadKernel: async () => kernel,
+    loadKernel: async (onLost) => {
+      lose.push(onLost);
+      return lose.length === 1 ? kernel : others[lose.length - 2];
+    },
+    dropKernel: () => lose.length <= others.length,
     keeper,
     random: () => 0,
     defer: (task) => deferred.push(task),
@@ -37,7 +43,7 @@ async function node({ store = new FakeStore(), kernel = new FakeKernel(), budget
       return typeof found === 'number' ? new Response('no', { status: found }) : new Response(new Uint8Array(found));
     },
   });
-  return { relay, client, store, kernel, keeper, fetched, deferred };
+  return { relay, client, store, kernel, keeper, fetched, deferred, lose };
 }
 
 /** @param {any} message */
@@ -235,3 +241,63 @@ test('an empty assignment frees all memory', async () => {
 function find(slice) {
   return /** @type {Uint8Array} */ (SLICES.find((data) => sha256(data) === slice));
 }
+
+test('a kernel that begins to compute wrongly is replaced by the next build, which gets the slices from the store', async () => {
+  const second = new FakeKernel();
+  second.build = 'second';
+  const { relay, client, kernel, fetched, deferred } = await serving({ others: [second] });
+  kernel.during = () => {
+    kernel.fault = 'wrong once hot';
+    throw new Error('odd');
+  };
+  relay.dispatch(1, [0]);
+  assert.equal((await relay.hear((m) => m.type === 'Failure')).code, 'kernel_fault');
+  assert.equal((await relay.hear(ready(0))).type, 'SliceReady');
+  await relay.hear(ready(3));
+  relay.dispatch(2, [0, 2]);
+  while (second.computed.at(-1) !== 4) {
+    deferred.splice(0).forEach((task) => task());
+    await new Promise((resolve) => setTimeout(resolve, 1));
+  }
+  const { payload } = await relay.hear(partial(2));
+  assert.equal(decodePartialCall(payload).data[0], 4);
+  assert.deepEqual([client.status().kernel, client.status().kernelTest, kernel.usedBytes], ['second', 'passed', 306]);
+  assert.equal(fetched.length, 3, 'nothing came over the network again');
+  client.leave('done');
+});
+
+test('what a kernel loses is announced and fetched again, and calls for it are refused meanwhile', async () => {
+  const { relay, client, lose, fetched } = await serving();
+  lose[0]([/** @type {any} */ (client.held.get(sha256(SLICES[1]))).packed], 'a worker died');
+  const heard = await relay.hear(ready(2));
+  assert.deepEqual(heard.experts[0], [0, 2]);
+  await relay.hear(ready(3));
+  relay.dispatch(3, [1]);
+  await relay.hear(partial(3));
+  assert.equal(fetched.length, 3);
+  assert.match(client.status().lastFault, /1 experts lost: a worker died/);
+  client.leave('done');
+});
+
+test('a kernel that answers later serves several calls at once', async () => {
+  const kernel = new FakeKernel();
+  const now = kernel.partial.bind(kernel);
+  /** @type {(() => void)[]} */
+  const waiting = [];
+  kernel.partial = (call) => new Promise((resolve) => waiting.push(() => resolve(now(call))));
+  const proving = setInterval(() => waiting.splice(0).forEach((finish) => finish()), 1);
+  Object.assign(kernel, { width: 2 });
+  const { relay, client, deferred } = await serving({ kernel });
+  clearInterval(proving);
+  relay.dispatch(1, [0]);
+  relay.dispatch(2, [1]);
+  while (waiting.length < 2) {
+    deferred.splice(0).forEach((task) => task());
+    await new Promise((resolve) => setTimeout(resolve, 1));
+  }
+  waiting[1]();
+  await relay.hear(partial(2));
+  waiting[0]();
+  await relay.hear(partial(1));
+  client.leave('done');
+});

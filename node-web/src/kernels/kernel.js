@@ -1,7 +1,8 @@
 /**
  * What every kernel of a node can do; `wasm.js` is one. The numbers mean what wasm/CONTRACT.md says.
  *
- * Kernels are synchronous and belong to one worker. They keep packed experts in their own memory; whoever packs frees.
+ * They keep packed experts in their own memory; whoever packs frees. A kernel on the caller's own thread answers at once;
+ * one with workers or a graphics device answers with promises.
  */
 import { NodeError } from '../errors.js';
 
@@ -36,13 +37,13 @@ import { NodeError } from '../errors.js';
  * @typedef {object} Kernel
  * @property {string} build which kernel this is, as nodes announce it ("wasm-plain")
  * @property {number} usedBytes memory held by packed experts and working space
- * @property {() => void} knownAnswerTest throws KernelFault when this device computes anything else than the contract
- * @property {(formula: Formula, slice: Uint8Array) => PackedExpert} pack gate, up, down as in the GGUF, rearranged; throws CallRefused or KernelMemoryFull
+ * @property {() => void|Promise<void>} knownAnswerTest throws KernelFault when this device computes anything else than the contract
+ * @property {(formula: Formula, slice: Uint8Array) => PackedExpert|Promise<PackedExpert>} pack gate, up, down as in the GGUF, rearranged; throws CallRefused or KernelMemoryFull
  * @property {(expert: PackedExpert) => void} free give the memory of an expert back; twice is harmless
- * @property {(call: Call) => BigInt64Array} answer the sums of a dispatch, [numTokens, hidden_dim]; throws CallRefused
- * @property {(call: Call) => EncodedPartial} partial the same, already encoded for the wire
- * @property {(sums: BigInt64Array, numTokens: number, hiddenDim: number, grid: number) => EncodedPartial} encodePartial
+ * @property {(call: Call) => EncodedPartial|Promise<EncodedPartial>} partial the sums of a dispatch, encoded for the wire; throws CallRefused
  * @property {(data: Uint8Array) => string} sha256 lower-case hex
+ * @property {number} [width] how many calls it can work at, 1 when it does not say
+ * @property {() => void} [close] give all memory back
  */
 
 /** One expert in the kernel's memory. Only its kernel reads the fields; `sizeBytes` is 0 once freed. */

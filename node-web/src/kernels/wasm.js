@@ -45,9 +45,9 @@ export class WasmKernel {
 
   /**
    * @param {string | URL | BufferSource | WebAssembly.Module} source where the .wasm is, its bytes, or what was compiled
-   * @param {{ limitBytes?: number }} [options] the most memory this kernel may ever take
+   * @param {{ limitBytes?: number, skipBytes?: number }} [options] the most memory this kernel may ever take; what it leaves unused (tests)
    */
-  static async load(source, { limitBytes = MAX_MEMORY } = {}) {
+  static async load(source, { limitBytes = MAX_MEMORY, skipBytes = 0 } = {}) {
     let bytes = source;
     if (typeof bytes === 'string' || bytes instanceof URL) {
       const response = await fetch(bytes);
@@ -61,15 +61,15 @@ export class WasmKernel {
     } catch (error) {
       throw new KernelFault(`this browser cannot run the kernel (WebAssembly SIMD): ${/** @type {Error} */ (error).message}`);
     }
-    return new WasmKernel(instance, Math.min(limitBytes, MAX_MEMORY));
+    return new WasmKernel(instance, Math.min(limitBytes, MAX_MEMORY), skipBytes);
   }
 
-  /** @param {WebAssembly.Instance} instance @param {number} limitBytes */
-  constructor(instance, limitBytes) {
+  /** @param {WebAssembly.Instance} instance @param {number} limitBytes @param {number} skipBytes */
+  constructor(instance, limitBytes, skipBytes) {
     const { memory, __heap_base: base, ...functions } = /** @type {any} */ (instance.exports);
     this.#c = functions;
     if (this.#c.expert_abi_version() !== ABI_VERSION) throw new KernelFault('the kernel is of another version than the page');
-    this.#heap = new Heap(memory, base.value >>> 0, limitBytes);
+    this.#heap = new Heap(memory, (base.value >>> 0) + skipBytes, limitBytes);
     this.build = this.#text(this.#c.expert_build() >>> 0);
   }
 
@@ -130,6 +130,21 @@ export class WasmKernel {
     const [at] = this.#reserve(sums.byteLength + encodedBytes(numTokens, hiddenDim));
     new BigInt64Array(this.#heap.memory.buffer, at, sums.length).set(sums);
     return this.#encode(at, numTokens, hiddenDim, grid, at + sums.byteLength);
+  }
+
+  /** Add the partials of several kernels and encode the sum. @param {EncodedPartial[]} partials @param {number} numTokens @param {number} hiddenDim @param {number} grid */
+  addPartials(partials, numTokens, hiddenDim, grid) {
+    const sumsBytes = numTokens * hiddenDim * 8;
+    const most = Math.max(...partials.map(({ data }) => data.length));
+    const [sums, widthsAt, dataAt] = this.#reserve(sumsBytes + encodedBytes(numTokens, hiddenDim), numTokens, most);
+    this.#bytes(sums, sumsBytes).fill(0);
+    for (const { widths, data } of partials) {
+      if (widths.length !== numTokens) check(-3, 'partials not added');
+      this.#bytes(widthsAt, numTokens).set(widths);
+      this.#bytes(dataAt, data.length).set(data);
+      check(this.#c.expert_add_partial(widthsAt, dataAt, data.length, numTokens, hiddenDim, grid, sums), 'partials not added');
+    }
+    return this.#encode(sums, numTokens, hiddenDim, grid, sums + sumsBytes);
   }
 
   /** @param {Uint8Array} data */
