@@ -89,6 +89,11 @@ static int resolve(const char *path) {
     memcpy(&lib.name, &address, sizeof address);
     ABI_FUNCTIONS(X)
 #undef X
+#define X(result, name, arguments)                                                                 \
+    address = dlsym(handle, #name);                                                                \
+    memcpy(&lib.name, &address, sizeof address);
+    ABI_OPTIONAL_FUNCTIONS(X)
+#undef X
     return 0;
 }
 
@@ -122,10 +127,7 @@ static int learn_ops(context_p ctx) {
     EXPECT(view->view_src == a && view->view_offs == 16 && view->nb[1] == 48);
     EXPECT(!a->buffer && !a->extra);
     tensor_p oai = lib.ggml_swiglu_oai(ctx, a, b, 1.5f, 7.0f);
-    float alpha, limit;
-    memcpy(&alpha, &oai->op_params[2], sizeof alpha);
-    memcpy(&limit, &oai->op_params[3], sizeof limit);
-    EXPECT(alpha == 1.5f && limit == 7.0f);
+    EXPECT(abi_parameter(oai, 2) == 1.5f && abi_parameter(oai, 3) == 7.0f);
 
     ops.none = op_of(a, "NONE");
     ops.view = op_of(view, "VIEW");
@@ -146,6 +148,18 @@ static int learn_ops(context_p ctx) {
            ops.sqr >= 0);
     EXPECT(ops.mul >= 0 && ops.add >= 0 && ops.cont >= 0);
 
+    tensor_p scaled = lib.ggml_scale(ctx, a, 1.5f), clamped = lib.ggml_clamp(ctx, a, -2.5f, 7.0f);
+    EXPECT(abi_parameter(scaled, 0) == 1.5f && abi_parameter(scaled, 1) == 0);
+    EXPECT(abi_parameter(clamped, 0) == -2.5f && abi_parameter(clamped, 1) == 7.0f);
+    ops.scale = op_of(scaled, "SCALE");
+    ops.clamp = op_of(clamped, "CLAMP");
+    tensor_p numbers = lib.ggml_new_tensor_3d(ctx, ABI_TYPE_F32, 1, 6, 2);
+    tensor_p chosen = lib.ggml_get_rows(ctx, numbers, ids);
+    EXPECT(chosen->src[0] == numbers && chosen->src[1] == ids && chosen->ne[1] == 3);
+    ops.get_rows = op_of(chosen, "GET_ROWS");
+    ops.repeat = op_of(lib.ggml_repeat_4d(ctx, numbers, 1, 6, 4, 1), "REPEAT");
+    EXPECT(ops.scale >= 0 && ops.clamp >= 0 && ops.get_rows >= 0 && ops.repeat >= 0);
+
     ops.unary_silu = lib.ggml_get_unary_op(lib.ggml_silu(ctx, a));
     ops.unary_gelu = lib.ggml_get_unary_op(lib.ggml_gelu(ctx, a));
     ops.unary_relu = lib.ggml_get_unary_op(lib.ggml_relu(ctx, a));
@@ -153,6 +167,17 @@ static int learn_ops(context_p ctx) {
     ops.glu_geglu = lib.ggml_get_glu_op(lib.ggml_geglu_split(ctx, a, b));
     ops.glu_reglu = lib.ggml_get_glu_op(lib.ggml_reglu_split(ctx, a, b));
     ops.glu_swiglu_oai = lib.ggml_get_glu_op(oai);
+    ops.unary_tanh = lib.ggml_get_unary_op(lib.ggml_tanh(ctx, a));
+    ops.unary_sigmoid = lib.ggml_get_unary_op(lib.ggml_sigmoid(ctx, a));
+    ops.glu_swiglu_clamp = -1;
+    if (lib.ggml_swiglu_clamp) {
+        tensor_p limited = lib.ggml_swiglu_clamp(ctx, a, b, 7.0f);
+        ops.glu_swiglu_clamp = lib.ggml_get_glu_op(limited);
+        ops.swiglu_clamp_at = 0;
+        for (int i = 1; i < 8; i++)
+            if (abi_parameter(limited, i) == 7.0f) ops.swiglu_clamp_at = i;
+        EXPECT(ops.swiglu_clamp_at > 0);
+    }
     return 0;
 }
 

@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 // ---- ggml.h ----
 
@@ -111,7 +112,13 @@ typedef struct ggml_context *context_p;
     X(tensor_p, ggml_silu, (context_p, tensor_p))                                                  \
     X(tensor_p, ggml_gelu, (context_p, tensor_p))                                                  \
     X(tensor_p, ggml_relu, (context_p, tensor_p))                                                  \
+    X(tensor_p, ggml_tanh, (context_p, tensor_p))                                                  \
+    X(tensor_p, ggml_sigmoid, (context_p, tensor_p))                                               \
     X(tensor_p, ggml_sqr, (context_p, tensor_p))                                                   \
+    X(tensor_p, ggml_scale, (context_p, tensor_p, float))                                          \
+    X(tensor_p, ggml_clamp, (context_p, tensor_p, float, float))                                   \
+    X(tensor_p, ggml_get_rows, (context_p, tensor_p, tensor_p))                                    \
+    X(tensor_p, ggml_repeat_4d, (context_p, tensor_p, int64_t, int64_t, int64_t, int64_t))         \
     X(tensor_p, ggml_mul, (context_p, tensor_p, tensor_p))                                         \
     X(tensor_p, ggml_add, (context_p, tensor_p, tensor_p))                                         \
     X(tensor_p, ggml_cont, (context_p, tensor_p))                                                  \
@@ -160,9 +167,14 @@ typedef struct ggml_context *context_p;
     X(void *, ggml_backend_buffer_init, (void *, struct abi_buffer_slots, void *, size_t))         \
     X(void, ggml_backend_register, (void *))
 
+// Functions that not every known version has; null where it has them not.
+#define ABI_OPTIONAL_FUNCTIONS(X)                                                                  \
+    X(tensor_p, ggml_swiglu_clamp, (context_p, tensor_p, tensor_p, float))
+
 struct abi_library {
 #define X(result, name, arguments) result(*name) arguments;
     ABI_FUNCTIONS(X)
+    ABI_OPTIONAL_FUNCTIONS(X)
 #undef X
 };
 
@@ -170,9 +182,11 @@ struct abi_library {
 // versions.
 struct abi_ops {
     int none, view, reshape, transpose, permute; // move no data
-    int mul_mat_id, add_id, glu, unary, sqr, mul, add, cont;
-    int unary_silu, unary_gelu, unary_relu;
+    int mul_mat_id, add_id, glu, unary, sqr, mul, add, cont, scale, clamp, get_rows, repeat;
+    int unary_silu, unary_gelu, unary_relu, unary_tanh, unary_sigmoid;
     int glu_swiglu, glu_geglu, glu_reglu, glu_swiglu_oai;
+    int glu_swiglu_clamp; // -1 where the library has none
+    int swiglu_clamp_at;  // which of op_params is its limit
 };
 
 extern struct abi_library lib;
@@ -182,6 +196,13 @@ extern const struct abi_layout *layout;
 // Load the table of functions from the library (already in the process), choose the layout, check
 // both. Returns 0, or -1 with a sentence in `why`.
 int abi_open(const char *library_path, char *why, size_t why_size);
+
+// A parameter of an operation that is a float.
+static inline float abi_parameter(const struct ggml_tensor *tensor, int index) {
+    float value;
+    memcpy(&value, &tensor->op_params[index], sizeof value);
+    return value;
+}
 
 static inline void *abi_word(const void *object, int index) {
     return ((void *const *)object)[index];

@@ -32,6 +32,7 @@ class _Layer(ctypes.Structure):
         ("alpha", ctypes.c_float),
         ("limit", ctypes.c_float),
         ("biased", ctypes.c_int32),
+        ("scaled", ctypes.c_int32),
         ("weight_before", ctypes.c_int32),
     ]
 
@@ -137,5 +138,6 @@ def _seen(c: _Layer) -> SeenLayer:
         limit=round(c.limit, 6),
         weight_position="before" if c.weight_before else "after",
         biased=bool(c.biased),
+        scaled=bool(c.scaled),
     )
     return SeenLayer(c.layer, c.num_experts, c.top_k, formula)

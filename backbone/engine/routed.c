@@ -27,6 +27,11 @@ static const struct ggml_tensor *weight_of(const struct ggml_tensor *op,
 
 // ---- claiming ----
 
+// The sum over the chosen experts, where the device's work ends.
+static bool is_finished(const struct ggml_tensor *t) {
+    return t->op == ops.add || t->op == ops.cont;
+}
+
 // Is this tensor computed from the device's weights, inside one layer's experts?
 static bool in_chain(const struct ggml_tensor *t, is_swarm_weight is_weight, int depth) {
     if (!t || depth > MAX_DEPTH) return false;
@@ -34,12 +39,14 @@ static bool in_chain(const struct ggml_tensor *t, is_swarm_weight is_weight, int
     const struct ggml_tensor *a = t->src[0], *b = t->src[1];
     if (!a) return false;
     if (t->op == ops.view || t->op == ops.reshape || t->op == ops.glu || t->op == ops.unary ||
-        t->op == ops.sqr)
-        return in_chain(a, is_weight, depth + 1) && a->op != ops.add;
+        t->op == ops.sqr || t->op == ops.scale || t->op == ops.clamp)
+        return in_chain(a, is_weight, depth + 1) && !is_finished(a);
+    if (t->op == ops.get_rows) // scales of the chosen experts
+        return a->op == ops.repeat && weight_of(a, is_weight) != NULL;
     if (t->op == ops.cont) return a->op == ops.view && in_chain(a, is_weight, depth + 1);
     // activation times up, or down times router weights; never the finished sum
     if (t->op == ops.mul)
-        return a->op != ops.add && a->op != ops.cont && in_chain(a, is_weight, depth + 1) &&
+        return !is_finished(a) && in_chain(a, is_weight, depth + 1) &&
                (b->ne[0] == 1 || in_chain(b, is_weight, depth + 1));
     if (t->op == ops.add)
         return b->op == ops.view && in_chain(b, is_weight, depth + 1) &&
@@ -47,8 +54,21 @@ static bool in_chain(const struct ggml_tensor *t, is_swarm_weight is_weight, int
     return false;
 }
 
+// x once for each chosen expert, and that times the router's weights: no weight of the device is
+// near, but it must have x itself, which may be gone once these are computed elsewhere.
+static bool is_repeated_row(const struct ggml_tensor *t) {
+    const struct ggml_tensor *x = t->src[0];
+    return t->op == ops.repeat && x->ne[1] == 1 && x->ne[0] == t->ne[0] && x->ne[2] == t->ne[2] &&
+           x->ne[3] == 1 && t->ne[3] == 1 && x->ne[0] > 1;
+}
+
+static bool is_weighted_row(const struct ggml_tensor *t) {
+    return t->op == ops.mul && is_repeated_row(t->src[0]) && t->src[1]->ne[0] == 1 &&
+           t->src[1]->ne[1] == t->ne[1] && t->src[1]->ne[2] == t->ne[2];
+}
+
 bool routed_claims(const struct ggml_tensor *op, is_swarm_weight is_weight) {
-    return in_chain(op, is_weight, 0);
+    return in_chain(op, is_weight, 0) || is_repeated_row(op) || is_weighted_row(op);
 }
 
 // ---- matching ----
@@ -92,15 +112,47 @@ static const struct ggml_tensor *through_views(const struct ggml_tensor *t) {
     return t;
 }
 
-// W · input for the chosen experts, with or without a bias; returns the MUL_MAT_ID or NULL after
-// refusing.
+// Is this a product times the scales of the chosen experts? What stands in the buffers are scales,
+// one per expert: MUL(product, GET_ROWS(REPEAT(scales), ids)).
+static bool is_scaled(const struct match *m, const struct ggml_tensor *t) {
+    if (t->op != ops.mul) return false;
+    const struct ggml_tensor *rows = through_views(t->src[1]);
+    return rows->op == ops.get_rows && rows->src[0]->op == ops.repeat &&
+           weight_of(rows->src[0], m->is_weight);
+}
+
+static int match_scale(struct match *m, const struct ggml_tensor *t) {
+    const struct ggml_tensor *rows = through_views(t->src[1]), *repeated = rows->src[0];
+    const struct ggml_tensor *scales = weight_of(repeated, m->is_weight);
+    if (!m->found->ids) m->found->ids = rows->src[1];
+    if (rows->src[1] != m->found->ids || repeated->ne[0] != 1 || t->src[1]->ne[0] != 1 ||
+        scales->ne[0] != repeated->ne[1] || scales->ne[1] != 1 || scales->type != ABI_TYPE_F32)
+        return refuse(m, t, "scales of experts in a shape that is not known");
+    m->found->seen.scaled = 1;
+    tick(m, t);
+    tick(m, rows);
+    tick(m, repeated);
+    return 0;
+}
+
+// W · input for the chosen experts, with or without scale and bias; returns the MUL_MAT_ID or NULL
+// after refusing.
 static const struct ggml_tensor *match_product(struct match *m, const struct ggml_tensor *t) {
     t = through_views(t);
     if (t->op == ops.add_id) {
         if (!weight_of(t, m->is_weight))
             return refuse(m, t, "a bias that the swarm does not hold"), NULL;
+        if (t->src[1]->type != ABI_TYPE_F32)
+            return refuse(m, t, "a bias that is not float32"), NULL;
+        if (!m->found->ids) m->found->ids = t->src[2];
+        if (t->src[2] != m->found->ids)
+            return refuse(m, t, "two different choices of experts in one layer"), NULL;
         m->found->seen.biased = 1;
         tick(m, t);
+        t = through_views(t->src[0]);
+    }
+    if (is_scaled(m, t)) {
+        if (match_scale(m, t)) return NULL;
         t = through_views(t->src[0]);
     }
     if (t->op != ops.mul_mat_id || !m->is_weight(t->src[0]))
@@ -116,6 +168,19 @@ static const struct ggml_tensor *match_product(struct match *m, const struct ggm
 
 static int match_input(struct match *m, const struct ggml_tensor *product, bool second) {
     const struct ggml_tensor *x = product->src[1];
+    bool weighted = is_weighted_row(x); // the router's weights come first
+    if (second && weighted != (m->found->seen.weight_before == 1))
+        return refuse(m, product, "gate and up differ in input");
+    if (weighted) {
+        bool others = m->found->weights && m->found->weights != x->src[1];
+        if (others || (m->found->weights && !m->found->seen.weight_before))
+            return refuse(m, product, "router weights before and after the experts");
+        m->found->seen.weight_before = 1;
+        m->found->weights = x->src[1];
+        tick(m, x);
+        tick(m, x->src[0]);
+        x = x->src[0]->src[0];
+    }
     if (second && through_views(x) != through_views(m->found->x))
         return refuse(m, product, "gate and up differ in input");
     m->found->x = x;
@@ -128,9 +193,12 @@ static int match_glu(struct match *m, const struct ggml_tensor *t) {
     bool plain = true; // swapped halves and clamps stand in the parameters after the kind
     for (int i = 1; i < 8; i++) plain = plain && t->op_params[i] == 0;
     if (kind == ops.glu_swiglu_oai) {
-        memcpy(&seen->alpha, &t->op_params[2], sizeof seen->alpha);
-        memcpy(&seen->limit, &t->op_params[3], sizeof seen->limit);
+        seen->alpha = abi_parameter(t, 2);
+        seen->limit = abi_parameter(t, 3);
         seen->activation = SWARM_SWIGLU_OAI;
+    } else if (kind == ops.glu_swiglu_clamp) {
+        seen->limit = abi_parameter(t, ops.swiglu_clamp_at);
+        seen->activation = SWARM_SWIGLU_CLAMP;
     } else if (!plain) {
         return refuse(m, t, "a gated activation with parameters");
     } else if (kind == ops.glu_swiglu) {
@@ -145,6 +213,10 @@ static int match_glu(struct match *m, const struct ggml_tensor *t) {
     return 0;
 }
 
+static bool is_unary(const struct ggml_tensor *t, int kind) {
+    return t->op == ops.unary && lib.ggml_get_unary_op(t) == kind;
+}
+
 static int match_unary(struct match *m, const struct ggml_tensor *t) {
     struct swarm_layer *seen = &m->found->seen;
     int kind = lib.ggml_get_unary_op(t);
@@ -152,7 +224,73 @@ static int match_unary(struct match *m, const struct ggml_tensor *t) {
                        : kind == ops.unary_gelu ? SWARM_GELU
                        : kind == ops.unary_relu ? SWARM_RELU
                                                 : SWARM_UNKNOWN;
-    return seen->activation == SWARM_UNKNOWN ? refuse(m, t, "an activation that is not known") : 0;
+    if (seen->activation == SWARM_UNKNOWN) return refuse(m, t, "an activation that is not known");
+    tick(m, t);
+    return 0;
+}
+
+// bound * tanh(input / bound); returns input and gives bound, or NULL.
+static const struct ggml_tensor *match_tanh(struct match *m, const struct ggml_tensor *t,
+                                            float *bound) {
+    t = through_views(t);
+    if (t->op != ops.scale || !is_unary(t->src[0], ops.unary_tanh)) return NULL;
+    const struct ggml_tensor *curve = t->src[0], *inner = curve->src[0];
+    *bound = abi_parameter(t, 0);
+    if (inner->op != ops.scale || abi_parameter(t, 1) != 0 || abi_parameter(inner, 1) != 0 ||
+        abi_parameter(inner, 0) != 1.0f / *bound)
+        return NULL;
+    tick(m, t);
+    tick(m, curve);
+    tick(m, inner);
+    return inner->src[0];
+}
+
+// up limited to [-limit, limit]; returns what is limited, or NULL.
+static const struct ggml_tensor *match_clamp(struct match *m, const struct ggml_tensor *t,
+                                             float low, float limit) {
+    if (t->op != ops.clamp || abi_parameter(t, 0) != low || abi_parameter(t, 1) != limit)
+        return NULL;
+    tick(m, t);
+    return through_views(t->src[0]);
+}
+
+// act(gate) * up, written with single operations. Gives gate and up.
+static int match_mul(struct match *m, const struct ggml_tensor *t, const struct ggml_tensor **gate,
+                     const struct ggml_tensor **up) {
+    struct swarm_layer *seen = &m->found->seen;
+    const struct ggml_tensor *act = through_views(t->src[0]);
+    *up = t->src[1];
+    if (act->op == ops.unary) {
+        if (match_unary(m, act)) return -1;
+        *gate = act->src[0];
+        return 0;
+    }
+    if (act->op == ops.clamp && is_unary(act->src[0], ops.unary_silu)) { // CLAMP(SILU) * CLAMP(up)
+        seen->limit = abi_parameter(act, 1);
+        *up = match_clamp(m, through_views(t->src[1]), -seen->limit, seen->limit);
+        const struct ggml_tensor *silu = match_clamp(m, act, -__builtin_inff(), seen->limit);
+        if (!*up || !silu || seen->limit <= 0)
+            return refuse(m, t, "clamps of gate and up that are not known");
+        if (match_unary(m, silu)) return -1;
+        *gate = silu->src[0];
+        return 0;
+    }
+    if (act->op == ops.mul && is_unary(act->src[1], ops.unary_sigmoid)) { // situ
+        *gate = match_tanh(m, act->src[0], &seen->alpha);
+        if (!*gate || through_views(*gate) != through_views(act->src[1]->src[0]))
+            return refuse(m, t, "an activation that is not known");
+        tick(m, act);
+        tick(m, act->src[1]);
+        float bound = 0;
+        const struct ggml_tensor *bounded = match_tanh(m, t->src[1], &bound);
+        if (bounded) {
+            *up = bounded;
+            seen->limit = bound;
+        }
+        seen->activation = SWARM_SITU;
+        return 0;
+    }
+    return refuse(m, t, "an operation between up and down that is not known");
 }
 
 // h = act(gate) * up, down to x
@@ -164,19 +302,14 @@ static int match_hidden(struct match *m, const struct ggml_tensor *t) {
         if (match_glu(m, t)) return -1;
         gate = t->src[0];
         up = t->src[1] ? t->src[1] : t->src[0];
-    } else if (t->op == ops.mul && through_views(t->src[0])->op == ops.unary) {
-        const struct ggml_tensor *act = through_views(t->src[0]);
-        if (match_unary(m, act)) return -1;
-        tick(m, act);
-        gate = act->src[0];
-        up = t->src[1];
+    } else if (t->op == ops.mul) {
+        if (match_mul(m, t, &gate, &up)) return -1;
     } else if (t->op == ops.sqr && through_views(t->src[0])->op == ops.unary) {
         const struct ggml_tensor *act = through_views(t->src[0]);
         if (match_unary(m, act)) return -1;
         if (seen->activation != SWARM_RELU)
             return refuse(m, t, "the square of an activation that is not relu");
         seen->activation = SWARM_RELU2;
-        tick(m, act);
         up = act->src[0];
     } else if (t->op == ops.unary) {
         if (match_unary(m, t)) return -1;
@@ -244,12 +377,10 @@ static int match_experts(struct match *m, const struct ggml_tensor *out) {
     found->out = out;
     const struct ggml_tensor *y = match_sum(m, out);
     if (!y) return -1;
-    if (y->op == ops.mul && y->src[1]->ne[0] == 1) {
+    if (y->op == ops.mul && y->src[1]->ne[0] == 1 && !is_scaled(m, y)) {
         found->weights = y->src[1];
         tick(m, y);
         y = y->src[0];
-    } else {
-        seen->weight_before = 1;
     }
     const struct ggml_tensor *down = match_product(m, y);
     if (!down) return -1;
@@ -263,13 +394,15 @@ static int match_experts(struct match *m, const struct ggml_tensor *out) {
 
     const struct ggml_tensor *x = found->x, *ids = found->ids, *weights = found->weights;
     int64_t tokens = ids->ne[1];
-    if (x->ne[1] != 1) seen->weight_before = 1;
+    if (!weights) return refuse(m, out, "experts without router weights");
+    if (x->ne[1] != 1) return refuse(m, out, "rows of their own for each chosen expert");
     bool shapes = x->ne[0] == seen->hidden_dim && x->ne[2] == tokens &&
                   out->ne[0] == seen->hidden_dim && out->ne[1] == tokens && ids->ne[2] == 1;
-    if (weights) shapes = shapes && weights->ne[1] == seen->top_k && weights->ne[2] == tokens;
+    shapes = shapes && weights->ne[0] == 1 && weights->ne[1] == seen->top_k &&
+             weights->ne[2] == tokens;
     if (!shapes) return refuse(m, out, "shapes of input, choice and weights that do not fit");
     bool types = x->type == ABI_TYPE_F32 && ids->type == ABI_TYPE_I32 &&
-                 out->type == ABI_TYPE_F32 && (!weights || weights->type == ABI_TYPE_F32);
+                 out->type == ABI_TYPE_F32 && weights->type == ABI_TYPE_F32;
     if (!types) return refuse(m, out, "numbers other than float32 around the experts");
     bool rows = x->nb[0] == 4 && ids->nb[0] == 4 && out->nb[0] == 4;
     if (!rows) return refuse(m, out, "rows that are not contiguous");

@@ -1,12 +1,15 @@
 // Recognise the routed experts of one layer in a piece of llama.cpp's graph.
 //
-//     gate = MUL_MAT_ID(W_gate, x, ids)      x [hidden_dim, 1, num_tokens] (or top_k in the middle:
-//     weight before) up   = MUL_MAT_ID(W_up, x, ids)        ids [top_k, num_tokens]; gate and up
-//     may be one merged matrix h    = act(gate) * up                  GLU, or UNARY and MUL, or
-//     SQR(RELU(up)) without a gate down = MUL_MAT_ID(W_down, h, ids)      [hidden_dim, top_k,
-//     num_tokens]; ADD_ID after each when biased y    = down * weights                  weights [1,
-//     top_k, num_tokens] out  = y[:,0] + y[:,1] + …             VIEWs and ADDs; CONT when top_k is
-//     1
+//     x                                 [hidden_dim, 1, num_tokens]; weight before the experts:
+//                                       MUL(REPEAT(x), weights), [hidden_dim, top_k, num_tokens]
+//     gate = MUL_MAT_ID(W_gate, x, ids) ids [top_k, num_tokens]
+//     up   = MUL_MAT_ID(W_up, x, ids)   or gate and up one merged matrix, or no gate
+//     h    = act(gate, up)              GLU; or UNARY, SQR, CLAMP, SCALE and MUL (match_hidden)
+//     down = MUL_MAT_ID(W_down, h, ids) [hidden_dim, top_k, num_tokens]
+//                                       after each product: MUL by GET_ROWS(REPEAT(scales), ids)
+//                                       when scaled, ADD_ID when biased
+//     y    = down * weights             weights [1, top_k, num_tokens]; not when they came before
+//     out  = y[:,0] + y[:,1] + …        VIEWs and ADDs; CONT when top_k is 1
 #ifndef SWARM_ROUTED_H
 #define SWARM_ROUTED_H
 

@@ -235,10 +235,6 @@ static int compute(struct ggml_cgraph *graph) {
         note_refusal(&why);
         return ABI_STATUS_FAILED;
     }
-    if (found.seen.weight_before || !found.weights) {
-        note_failure(found.seen.layer, "router weights before the experts are not supported yet");
-        return ABI_STATUS_FAILED;
-    }
     const struct ggml_tensor *x = found.x, *ids = found.ids, *weights = found.weights,
                              *out = found.out;
     if (ids->ne[1] == 0)

@@ -11,7 +11,9 @@ enum swarm_activation {
     SWARM_RELU = 2,
     SWARM_RELU2 = 3,
     SWARM_SWIGLU_OAI = 4,
-    SWARM_UNKNOWN = 5,
+    SWARM_SWIGLU_CLAMP = 5,
+    SWARM_SITU = 6,
+    SWARM_UNKNOWN = 7,
 };
 
 // The experts of one layer as found in llama.cpp's graph.
@@ -20,8 +22,8 @@ struct swarm_layer {
     int32_t num_experts, top_k, hidden_dim, expert_dim;
     int32_t gate_type, up_type, down_type; // ggml type ids; gate_type -1: no gate
     int32_t activation;                    // enum swarm_activation
-    float alpha, limit;                    // swiglu_oai
-    int32_t biased;
+    float alpha, limit;                    // as in wasm/CONTRACT.md
+    int32_t biased, scaled;
     int32_t weight_before; // the router weight multiplies x, not y
 };
 

@@ -8,6 +8,7 @@ A GGUF does not state the activation: llama.cpp's graph code does, per architect
 it, and the engine compares it at load with the graph it is given (`backbone.engine.supervisor`).
 """
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,19 +17,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backbone.errors import ModelError
+from backbone.errors import FormulaUnsupported, ModelError
 from backbone.model.formula import Formula
 from backbone.model.gguf_file import GgufFile, TensorInfo, read_gguf
 
 # Architectures whose experts do not use silu. Everything else: silu, checked against the graph at load.
 ACTIVATION_OF_ARCHITECTURE = {
+    "gemma4": "gelu",
     "gpt-oss": "swiglu_oai",
     "grok": "gelu",
+    "kimi-k3": "situ",
+    "minimax-m3": "swiglu_oai",
     "nemotron_h_moe": "relu2",
+    "smallthinker": "relu",
 }
-SWIGLU_OAI_ALPHA = 1.702  # fixed in llama.cpp's graph for gpt-oss
+SWIGLU_OAI_ALPHA = 1.702  # fixed in llama.cpp's graph
 SWIGLU_OAI_LIMIT = 7.0
 WEIGHT_BEFORE_ARCHITECTURES = ("llama4",)
+# Where `swiglu_clamp_exp` limits the gate before its silu; elsewhere it limits the silu.
+CLAMP_BEFORE_SILU_ARCHITECTURES = ("deepseek4", "dflash", "hy_v4", "maple")
+LIMIT_MIN = 1e-6  # llama.cpp takes less for no clamp
+DIGITS = 6  # constants are float32 in the file: 1.702 must compare equal to itself
+F32 = 0
 
 SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
@@ -42,7 +52,8 @@ class MoeLayer:
     One layer with routed experts.
 
     Parts are [num_experts, bytes of one expert's part], uint8, views into the file; gate is None when there
-    is none or when `up` holds gate and up merged (gate rows first).
+    is none or when `up` holds gate and up merged (gate rows first). `extras` are the parts behind the
+    matrices, in their order: biases, then scales.
     """
 
     layer: int
@@ -50,6 +61,7 @@ class MoeLayer:
     gate: npt.NDArray[np.uint8] | None = field(repr=False)
     up: npt.NDArray[np.uint8] = field(repr=False)
     down: npt.NDArray[np.uint8] = field(repr=False)
+    extras: tuple[npt.NDArray[np.uint8], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +78,15 @@ class Model:
     layers: dict[int, MoeLayer]  # only those with routed experts, ascending
 
     def slice_parts(self, layer: int, expert: int) -> tuple[memoryview, ...]:
-        """The pieces of one slice in order gate, up, down; views into the file, nothing is copied."""
+        """The pieces of one slice: gate, up, down, biases, scales; matrices are views into the file."""
         moe = self.layers[layer]
         if not 0 <= expert < self.num_experts:
             raise IndexError(f"expert {expert} of {self.num_experts}")
-        parts = (moe.gate, moe.up, moe.down)
+        parts = (moe.gate, moe.up, moe.down, *moe.extras)
         return tuple(memoryview(part[expert]) for part in parts if part is not None)
 
     def slice_bytes(self, layer: int, expert: int) -> bytes:
-        """One slice, gate ‖ up ‖ down, as it is sent and hashed."""
+        """One slice, gate ‖ up ‖ down ‖ biases ‖ scales, as it is sent and hashed."""
         return b"".join(self.slice_parts(layer, expert))
 
     @property
@@ -104,7 +116,8 @@ def open_model(path: Path | str, *, require_supported: bool = True) -> Model:
     layers = {}
     for layer in range(num_layers):
         if f"blk.{layer}.ffn_down_exps.weight" in tensors:
-            layers[layer] = _moe_layer(architecture, layer, tensors, num_experts, require_supported)
+            arithmetic = _arithmetic(head, architecture, layer, tensors)
+            layers[layer] = _moe_layer(arithmetic, layer, tensors, num_experts, require_supported)
     if not layers:
         raise ModelError(f"{path.name} says {num_experts} experts but holds no tensor of theirs")
     return Model(
@@ -119,8 +132,33 @@ def open_model(path: Path | str, *, require_supported: bool = True) -> Model:
     )
 
 
+def _arithmetic(head: GgufFile, architecture: str, layer: int, tensors: Located) -> dict[str, Any]:
+    """What llama.cpp's graph of this architecture does with the products; fields of Formula."""
+    activation, alpha, limit = ACTIVATION_OF_ARCHITECTURE.get(architecture, "silu"), 0.0, 0.0
+    match activation:
+        case "swiglu_oai":
+            alpha, limit = SWIGLU_OAI_ALPHA, SWIGLU_OAI_LIMIT
+        case "situ":
+            alpha = float(_value(head, f"{architecture}.activation.situ_beta"))
+            limit = max(0.0, float(_value(head, f"{architecture}.activation.situ_linear_beta")))
+        case "silu" if f"blk.{layer}.ffn_gate_exps.weight" in tensors:
+            clamps = _value(head, f"{architecture}.swiglu_clamp_exp", 0.0)
+            limit = float(clamps[layer] if isinstance(clamps, tuple) else clamps)
+            if limit <= LIMIT_MIN:
+                limit = 0.0
+            elif architecture in CLAMP_BEFORE_SILU_ARCHITECTURES:
+                activation = "swiglu_clamp"
+    before = architecture in WEIGHT_BEFORE_ARCHITECTURES
+    return {
+        "activation": activation,
+        "alpha": round(alpha, DIGITS),
+        "limit": round(limit, DIGITS),
+        "weight_position": "before" if before else "after",
+    }
+
+
 def _moe_layer(
-    architecture: str, layer: int, tensors: Located, num_experts: int, require_supported: bool
+    arithmetic: dict[str, Any], layer: int, tensors: Located, num_experts: int, require_supported: bool
 ) -> MoeLayer:
     prefix = f"blk.{layer}."
 
@@ -142,19 +180,16 @@ def _moe_layer(
         raise ModelError(f"{prefix}ffn_up_exps.weight is missing")
     assert down is not None
     gate_tensor = merged or gate
-    activation = ACTIVATION_OF_ARCHITECTURE.get(architecture, "silu")
-    oai = activation == "swiglu_oai"
+    names = ("down", "gate_up") if merged else ("gate", "up", "down") if gate else ("up", "down")
     formula = Formula(
         hidden_dim=hidden_dim,
         expert_dim=expert_dim,
         gate_type=None if gate_tensor is None else gate_tensor.type_id,
         up_type=up.type_id,
         down_type=down.type_id,
-        activation=activation,
-        alpha=SWIGLU_OAI_ALPHA if oai else 0.0,
-        limit=SWIGLU_OAI_LIMIT if oai else 0.0,
-        weight_position="before" if architecture in WEIGHT_BEFORE_ARCHITECTURES else "after",
-        biased=any(f"{prefix}ffn_{name}_exps.bias" in tensors for name in ("gate", "up", "gate_up", "down")),
+        biased=any(f"{prefix}ffn_{name}_exps.bias" in tensors for name in names),
+        scaled=any(f"{prefix}ffn_{name}_exps.scale" in tensors for name in ("gate", "up", "down")),
+        **arithmetic,
     )
     if require_supported:
         formula.require_supported(layer)
@@ -164,8 +199,33 @@ def _moe_layer(
         file, _ = tensors[tensor.name]
         return file.bytes_of(tensor).reshape(num_experts, -1)
 
+    def extra(name: str, count: int, default: float) -> npt.NDArray[np.uint8]:
+        """Floats of each expert, [num_experts, 4 * count]; the default where the file has none."""
+        if (found := tensors.get(f"{prefix}{name}")) is None:
+            return np.broadcast_to(np.full(count, default, "<f4").view(np.uint8), (num_experts, 4 * count))
+        file, tensor = found
+        if tensor.type_id != F32:
+            raise FormulaUnsupported(f"{tensor.name} in format {tensor.type_id}", layer)
+        if math.prod(tensor.shape) != count * num_experts:
+            raise ModelError(f"{tensor.name} has shape {tensor.shape}, expected {num_experts} times {count}")
+        return file.bytes_of(tensor).reshape(num_experts, -1)
+
+    extras = []
+    if formula.biased:
+        counts = {"gate_up": 2 * expert_dim, "gate": expert_dim, "up": expert_dim, "down": hidden_dim}
+        in_order = ("gate_up", "down") if merged else names
+        extras += [extra(f"ffn_{name}_exps.bias", counts[name], 0) for name in in_order]
+    if formula.scaled:
+        # llama.cpp multiplies merged gate and up by the scale of up
+        scales = ("up", "up", "down") if merged else names
+        extras += [extra(f"ffn_{name}_exps.scale", 1, 1) for name in scales]
     return MoeLayer(
-        layer, formula, None if gate is None else per_expert(gate), per_expert(up), per_expert(down)
+        layer,
+        formula,
+        None if gate is None else per_expert(gate),
+        per_expert(up),
+        per_expert(down),
+        tuple(extras),
     )
 
 

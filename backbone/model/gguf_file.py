@@ -8,7 +8,7 @@ Read the head of a GGUF file: metadata and where each tensor lies. Weights stay 
     data     starts at the next multiple of general.alignment (32)
 
 Little endian. The `gguf` package reads the same, but makes an object of every token of the vocabulary, which
-takes seconds; here arrays are stepped over.
+takes seconds; here all but short arrays of numbers (one per layer) are stepped over.
 """
 
 import math
@@ -29,6 +29,7 @@ VERSIONS = (2, 3)
 ALIGNMENT_KEY = "general.alignment"
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
+MAX_NUMBERS = 4096  # in an array that is kept
 MAX_STRING_BYTES = 1 << 20  # a chat template is a few thousand; tokens are shorter still
 
 # metadata type -> struct code; 8 is a string, 9 an array
@@ -50,7 +51,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """Metadata without its arrays, and the tensors by name."""
+    """Metadata without its long arrays, and the tensors by name."""
 
     path: Path
     values: dict[str, Any]
@@ -96,7 +97,8 @@ def _parse(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         key = cursor.string()
         kind = cursor.scalar("I")
         if kind == ARRAY:
-            cursor.skip_array()
+            if (numbers := cursor.array()) is not None:
+                values[key] = numbers
         else:
             values[key] = cursor.string() if kind == STRING else cursor.scalar(SCALARS[kind])
     heads = [_tensor_head(cursor) for _ in range(num_tensors)]
@@ -149,16 +151,19 @@ class _Cursor:
         self.at += size
         return text.decode("utf-8", "replace")
 
-    def skip_array(self) -> None:
+    def array(self) -> tuple[Any, ...] | None:
+        """Give a short array of numbers; step over any other."""
         kind, count = self.scalar("I"), self.scalar("Q")
         if kind == STRING:
             self._skip_strings(count)
-            return
+            return None
         if kind == ARRAY:
             raise ValueError("an array of arrays")
-        self.at += count * struct.calcsize(f"<{SCALARS[kind]}")
+        start, code = self.at, SCALARS[kind]
+        self.at += count * struct.calcsize(f"<{code}")
         if self.at > len(self._data):
             raise ValueError("it ends within an array")
+        return struct.unpack_from(f"<{count}{code}", self._data, start) if count <= MAX_NUMBERS else None
 
     def _skip_strings(self, count: int) -> None:
         unpack = struct.Struct("<Q").unpack_from

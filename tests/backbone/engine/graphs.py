@@ -7,6 +7,7 @@ prints what the device saw, what it refused, the number of splits and the output
 
 import ctypes
 import json
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -86,15 +87,29 @@ class Layer:
             for part, dims in names.items()
         }
 
-    def product(self, part: str, x: Any, bias: bool = False) -> Any:
+        self.scales = {
+            part: g.new(F32, E, name=f"blk.{number}.ffn_{part}_exps.scale") for part in ("gate", "up", "down")
+        }
+
+    def product(self, part: str, x: Any, bias: bool = False, scale: str | None = None) -> Any:
         y = self.g.op("mul_mat_id", self.matrices[part], x, self.ids)
+        if scale is not None:
+            y = self.scaled(y, scale)
         return self.g.op("add_id", y, self.biases[part], self.ids) if bias else y
+
+    def scaled(self, y: Any, part: str) -> Any:
+        """Times the scale of each chosen expert, as build_lora_mm_id() does."""
+        numbers = self.g.op("reshape_3d", self.scales[part], I64(1), I64(E), I64(1))
+        repeated = self.g.op("repeat_4d", numbers, I64(1), I64(E), I64(T), I64(1))
+        return self.g.op("mul", y, self.g.op("get_rows", repeated, self.ids))
 
     def pick(self, y: Any, index: int) -> Any:
         return self.g.op("view_2d", y, I64(D), I64(T), SIZE(4 * D * self.top_k), SIZE(4 * D * index))
 
-    def total(self, hidden: Any, bias: bool = False, picks: int | None = None) -> Any:
-        y = self.g.op("mul", self.product("down", hidden, bias), self.router)
+    def total(
+        self, hidden: Any, bias: bool = False, picks: int | None = None, scale: str | None = None
+    ) -> Any:
+        y = self.g.op("mul", self.product("down", hidden, bias, scale), self.router)
         rows = [self.pick(y, i) for i in range(picks or self.top_k)]
         out = rows[0]
         for row in rows[1:]:
@@ -160,15 +175,86 @@ def _oai(g: Ggml) -> Any:
     return layer, layer.total(g.op("swiglu_oai", gate, up, 1.702, 7.0))
 
 
-def _weight_before(g: Ggml) -> Any:
-    layer = Layer(g)
-    weighted = g.op("mul", g.op("repeat_4d", layer.x, I64(D), I64(K), I64(T), I64(1)), layer.router)
-    gate, up = layer.product("gate", weighted), layer.product("up", weighted)
+def _weight_before(g: Ggml, top_k: int = K, up_too: bool = True) -> Any:
+    layer = Layer(g, top_k)
+    weighted = g.op("mul", g.op("repeat_4d", layer.x, I64(D), I64(top_k), I64(T), I64(1)), layer.router)
+    gate, up = layer.product("gate", weighted), layer.product("up", weighted if up_too else layer.x)
     y = layer.product("down", g.op("swiglu_split", gate, up))
     out = layer.pick(y, 0)
-    for i in range(1, K):
+    for i in range(1, top_k):
         out = g.op("add", out, layer.pick(y, i))
-    return layer, out
+    return layer, out if top_k > 1 else g.op("cont", out)
+
+
+def _weight_before_top_1(g: Ggml) -> Any:
+    return _weight_before(g, top_k=1)
+
+
+def _weight_before_one_product(g: Ggml) -> Any:
+    return _weight_before(g, up_too=False)
+
+
+def _scaled(g: Ggml) -> Any:
+    layer = Layer(g)
+    gate, up = (layer.product(part, layer.x, bias=True, scale=part) for part in ("gate", "up"))
+    return layer, layer.total(g.op("swiglu_split", gate, up), bias=True, scale="down")
+
+
+def _merged_scaled(g: Ggml) -> Any:
+    layer = Layer(g)
+    both = layer.product("gate_up", layer.x, scale="up")
+    return layer, layer.total(g.op("geglu", both), scale="down")
+
+
+def _scaled_after_bias(g: Ggml) -> Any:
+    layer = Layer(g)
+    gate, up = layer.scaled(layer.product("gate", layer.x, bias=True), "gate"), layer.product("up", layer.x)
+    return layer, layer.total(g.op("swiglu_split", gate, up))
+
+
+def _relu(g: Ggml) -> Any:
+    layer = Layer(g)
+    return layer, layer.total(
+        g.op("reglu_split", layer.product("gate", layer.x), layer.product("up", layer.x))
+    )
+
+
+def _gelu_alone(g: Ggml) -> Any:
+    layer = Layer(g)
+    return layer, layer.total(g.op("gelu", layer.product("up", layer.x)))
+
+
+def _clamp(g: Ggml) -> Any:
+    layer = Layer(g)
+    gate, up = layer.product("gate", layer.x), layer.product("up", layer.x)
+    return layer, layer.total(g.op("swiglu_clamp", gate, up, 7.0))
+
+
+def _clamped_silu(g: Ggml, low: float = -7.0) -> Any:
+    layer = Layer(g)
+    up = g.op("clamp", layer.product("up", layer.x), low, 7.0)
+    gate = g.op("clamp", g.op("silu", layer.product("gate", layer.x)), -math.inf, 7.0)
+    return layer, layer.total(g.op("mul", gate, up))
+
+
+def _clamps_that_differ(g: Ggml) -> Any:
+    return _clamped_silu(g, low=-6.0)
+
+
+def _situ(g: Ggml, linear: bool = True) -> Any:
+    layer = Layer(g)
+    gate, up = layer.product("gate", layer.x), layer.product("up", layer.x)
+
+    def bounded(x: Any, bound: float) -> Any:
+        inner = g.op("scale", x, float(np.float32(1) / np.float32(bound)))
+        return g.op("scale", g.op("tanh", inner), bound)
+
+    act = g.op("mul", bounded(gate, 4.0), g.op("sigmoid", gate))
+    return layer, layer.total(g.op("mul", act, bounded(up, 25.0) if linear else up))
+
+
+def _situ_one_bound(g: Ggml) -> Any:
+    return _situ(g, linear=False)
 
 
 def _unknown_activation(g: Ggml) -> Any:
@@ -204,7 +290,9 @@ CASES: dict[str, Callable[[Ggml], Any]] = {
     case.__name__.removeprefix("_"): case
     for case in (
         _plain, _top_1, _biased, _silu_and_mul, _merged, _merged_views, _relu_squared, _gelu, _oai,
-        _weight_before, _unknown_activation, _unknown_op, _one_expert_missing, _weights_read_otherwise,
+        _weight_before, _weight_before_top_1, _weight_before_one_product, _scaled, _merged_scaled,
+        _scaled_after_bias, _relu, _gelu_alone, _clamp, _clamped_silu, _clamps_that_differ, _situ,
+        _situ_one_bound, _unknown_activation, _unknown_op, _one_expert_missing, _weights_read_otherwise,
         _weighted_twice,
     )
 }  # fmt: skip
@@ -220,7 +308,7 @@ def main() -> None:
     final = g.op("add", out, residual) if case != "weights_read_otherwise" else out
     swarm = P(g.call("ggml_backend_dev_init", P(g.call("ggml_backend_dev_by_name", b"Swarm")), None))
     cpu = P(g.call("ggml_backend_dev_init", P(g.call("ggml_backend_dev_by_name", b"CPU")), None))
-    _place(g, swarm, [*layer.matrices.values(), *layer.biases.values()], WEIGHTS)
+    _place(g, swarm, [*layer.matrices.values(), *layer.biases.values(), *layer.scales.values()], WEIGHTS)
     inputs = [
         (layer.x, _x()),
         (layer.sorted_ids, _ids()),

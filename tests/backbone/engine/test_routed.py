@@ -50,14 +50,25 @@ async def run(case: str) -> tuple[dict[str, Any], list[LayerCall]]:
         ("relu_squared", {"activation": "relu2", "gate_type": None}),
         ("gelu", {"activation": "gelu"}),
         ("oai", {"activation": "swiglu_oai", "alpha": 1.702, "limit": 7.0}),
+        ("relu", {"activation": "relu"}),
+        ("gelu_alone", {"activation": "gelu", "gate_type": None}),
+        ("clamp", {"activation": "swiglu_clamp", "limit": 7.0}),
+        ("clamped_silu", {"limit": 7.0}),
+        ("situ", {"activation": "situ", "alpha": 4.0, "limit": 25.0}),
+        ("situ_one_bound", {"activation": "situ", "alpha": 4.0}),
+        ("scaled", {"scaled": True, "biased": True}),
+        ("merged_scaled", {"scaled": True, "activation": "gelu"}),
+        ("weight_before", {"weight_position": "before"}),
+        ("weight_before_top_1", {"weight_position": "before"}),
     ],
 )
 async def test_experts_of_a_layer_are_one_call(case: str, different: dict[str, Any]) -> None:
     report, calls = await run(case)
-    top_k = 1 if case == "top_1" else graphs.K
+    top_k = 1 if case.endswith("top_1") else graphs.K
     formula = {
         "hidden_dim": graphs.D, "expert_dim": graphs.F, "gate_type": 0, "up_type": 0, "down_type": 0,
         "activation": "silu", "alpha": 0.0, "limit": 0.0, "weight_position": "after", "biased": False,
+        "scaled": False,
     }  # fmt: skip
     seen = {"layer": 5, "num_experts": graphs.E, "top_k": top_k, "formula": formula | different}
     assert report["refused"] is None
@@ -79,6 +90,9 @@ async def test_experts_of_a_layer_are_one_call(case: str, different: dict[str, A
         ("one_expert_missing", "ADD", "some of the chosen experts only"),
         ("weights_read_otherwise", None, "expected the sum"),
         ("weighted_twice", "MUL", "expected the product"),
+        ("weight_before_one_product", "MUL_MAT_ID", "gate and up differ"),
+        ("scaled_after_bias", "ADD_ID", "expected the product"),
+        ("clamps_that_differ", "MUL", "clamps of gate and up"),
     ],
 )
 async def test_unknown_use_of_expert_weights_is_refused_by_name(case: str, op: str | None, why: str) -> None:
@@ -88,10 +102,3 @@ async def test_unknown_use_of_expert_weights_is_refused_by_name(case: str, op: s
     assert why in report["refused"]["why"]
     assert report["refused"]["layer"] == 5
     assert op in (None, report["refused"]["op"])
-
-
-async def test_router_weight_before_the_experts_is_seen_and_not_computed() -> None:
-    report, calls = await run("weight_before")
-    assert report["seen"][0]["formula"]["weight_position"] == "before"
-    assert report["status"] == -1
-    assert not calls

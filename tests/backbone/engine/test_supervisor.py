@@ -292,14 +292,18 @@ async def test_engine_holds_no_expert_weights(tmp_path: Path) -> None:
 
 
 async def test_formula_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
-    path = make_random_moe(tmp_path / "oai.gguf", Shape(architecture="gpt-oss"))
-    model = open_model(path, require_supported=False)
+    """The experts of layer 0 are said to be integers."""
+    path = make_random_moe(tmp_path / "odd.gguf", Shape(gate_up_type=0))
+    data = path.read_bytes()
+    name = b"blk.0.ffn_up_exps.weight"
+    type_at = data.index(name) + len(name) + 4 + 3 * 8  # number of dimensions, three dimensions
+    path.write_bytes(data[:type_at] + (26).to_bytes(4, "little") + data[type_at + 4 :])
 
     async def answer(call: LayerCall) -> Any:
         return np.zeros_like(call.x)
 
-    with pytest.raises(FormulaUnsupported, match="swiglu_oai"):
-        async with Engine(config(model.path), answer):
+    with pytest.raises(FormulaUnsupported, match="weight format 26"):
+        async with Engine(config(path), answer):
             pass
 
 

@@ -46,12 +46,98 @@ def test_expert_that_does_not_exist_is_an_error(path: Path) -> None:
         open_model(path).slice_bytes(9, 0)
 
 
-def test_unsupported_formula_is_refused_unless_only_looked_at(tmp_path: Path) -> None:
-    path = make_random_moe(tmp_path / "oai.gguf", Shape(architecture="gpt-oss"))
-    with pytest.raises(FormulaUnsupported, match="swiglu_oai"):
+def _experts(path: Path, architecture: str, tensors: dict[str, np.ndarray], **values: float) -> Path:
+    """Write one layer of two experts, d = 32 and f = 64, with these tensors and metadata."""
+    writer = GGUFWriter(path, architecture)
+    writer.add_block_count(1)
+    writer.add_embedding_length(32)
+    writer.add_expert_count(2)
+    writer.add_expert_used_count(1)
+    for key, value in values.items():
+        writer.add_array(f"{architecture}.{key}", [value])
+    for name, tensor in tensors.items():
+        writer.add_tensor(f"blk.0.ffn_{name}", tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _floats(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(dtype)
+
+
+SEPARATE = {
+    "gate_exps.weight": _floats(2, 64, 32),
+    "up_exps.weight": _floats(2, 64, 32),
+    "down_exps.weight": _floats(2, 32, 64),
+}
+
+
+def test_biases_and_scales_stand_behind_the_matrices_and_missing_ones_change_nothing(tmp_path: Path) -> None:
+    tensors = {"up_exps.bias": _floats(2, 64), "down_exps.scale": _floats(2)}
+    model = open_model(_experts(tmp_path / "m.gguf", "qwen2moe", SEPARATE | tensors))
+    formula = model.layers[0].formula
+    assert formula.biased and formula.scaled
+    data = model.slice_bytes(0, 1)
+    assert len(data) == formula.slice_bytes
+    extras = np.frombuffer(data, "<f4")[-(64 + 64 + 32 + 3) :]
+    zeros = np.zeros(64), np.zeros(32)
+    expected = zeros[0], tensors["up_exps.bias"][1], zeros[1], [1], [1], [tensors["down_exps.scale"][1]]
+    assert np.array_equal(extras, np.concatenate(expected).astype(np.float32))
+
+
+def test_merged_gate_and_up_give_the_slice_of_separate_ones(tmp_path: Path) -> None:
+    biases = {"gate_exps.bias": _floats(2, 64), "up_exps.bias": _floats(2, 64) + 1}
+    merged = {
+        "gate_up_exps.weight": np.concatenate([SEPARATE["gate_exps.weight"], SEPARATE["up_exps.weight"]], 1),
+        "gate_up_exps.bias": np.concatenate(list(biases.values()), 1),
+        "down_exps.weight": SEPARATE["down_exps.weight"],
+        "up_exps.scale": _floats(2),
+    }
+    scales = {"gate_exps.scale": _floats(2), "up_exps.scale": _floats(2)}
+    one = open_model(_experts(tmp_path / "a.gguf", "qwen2moe", merged))
+    other = open_model(_experts(tmp_path / "b.gguf", "qwen2moe", SEPARATE | biases | scales))
+    assert one.layers[0].formula == other.layers[0].formula
+    assert one.slice_bytes(0, 1) == other.slice_bytes(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "expected"),
+    [
+        ("step35", {"swiglu_clamp_exp": 7.0}, ("silu", 0.0, 7.0)),
+        ("step35", {"swiglu_clamp_exp": 0.0}, ("silu", 0.0, 0.0)),
+        ("deepseek4", {"swiglu_clamp_exp": 10.0}, ("swiglu_clamp", 0.0, 10.0)),
+        ("gpt-oss", {}, ("swiglu_oai", 1.702, 7.0)),
+        ("grok", {}, ("gelu", 0.0, 0.0)),
+    ],
+)
+def test_arithmetic_of_an_architecture(
+    tmp_path: Path, architecture: str, values: dict[str, float], expected: tuple[str, float, float]
+) -> None:
+    formula = open_model(_experts(tmp_path / "m.gguf", architecture, SEPARATE, **values)).layers[0].formula
+    assert (formula.activation, formula.alpha, formula.limit) == expected
+
+
+def test_experts_without_a_gate_have_no_place_for_one(tmp_path: Path) -> None:
+    tensors = {name: tensor for name, tensor in SEPARATE.items() if "gate" not in name}
+    model = open_model(
+        _experts(tmp_path / "m.gguf", "nemotron_h_moe", tensors | {"up_exps.bias": _floats(2, 64)})
+    )
+    formula = model.layers[0].formula
+    assert (formula.activation, formula.gate_type) == ("relu2", None)
+    assert len(model.slice_bytes(0, 0)) == formula.slice_bytes == 4 * (2 * 32 * 64 + 64 + 32)
+
+
+def test_what_is_not_supported_is_refused_unless_only_looked_at(tmp_path: Path) -> None:
+    path = _experts(tmp_path / "m.gguf", "step35", SEPARATE, swiglu_clamp_exp=2.0**21)
+    with pytest.raises(FormulaUnsupported, match="silu with limit"):
         open_model(path)
-    formula = open_model(path, require_supported=False).layers[0].formula
-    assert formula.biased and formula.alpha == 1.702 and formula.limit == 7.0
+    assert open_model(path, require_supported=False).layers[0].formula.limit == 2.0**21
+    half = {"up_exps.bias": _floats(2, 64, dtype=np.float16)}
+    with pytest.raises(FormulaUnsupported, match="ffn_up_exps.bias in format 1"):
+        open_model(_experts(tmp_path / "half.gguf", "qwen2moe", SEPARATE | half))
 
 
 def _write(path: Path, experts: int, down: tuple[int, ...] | None = None) -> Path:

@@ -213,7 +213,7 @@ async def test_node_does_not_serve_a_formula_it_does_not_know() -> None:
     async with FakeRelay(MODEL.by_id) as relay, node(relay):
         await relay.hear(messages.Offer)
         assign = MODEL.assign({0: [0], 1: [0]})
-        odd = dict(assign.layers[0].formula, activation="gelu")
+        odd = dict(assign.layers[0].formula, activation="unheard-of")
         first = messages.AssignLayer(
             0, odd, assign.layers[0].grid, assign.layers[0].slice_bytes, {0: MODEL.ids[0][0]}
         )
