@@ -1,0 +1,1 @@
+"""Two hosts behind two NATs and a relay, in network namespaces of this machine."""
