@@ -1,0 +1,69 @@
+"""
+Which pairs of NATs end direct, which on the relay, and how soon a node that joins answers: one row per pair.
+
+The real relay, backbone and headless node in network namespaces (e2e/natlab; root and nftables), a model of
+random weights, the backbone asked without pause. Times count from the moment the relay knows the node.
+`ended` is the path that carried calls when watching stopped; first_answer_ms includes fetching the slices.
+"""
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+from table import Row, arguments, report  # noqa: E402
+
+from backbone.model.random_model import Shape, make_random_moe  # noqa: E402
+from e2e.natlab.lab import NAT_TYPES, Lab, Leg, why_not  # noqa: E402
+from e2e.natlab.swarm import LabSwarm  # noqa: E402
+
+
+def measure(model: Path, nat_a: str, nat_b: str, one_way_ms: float, watch_s: float) -> Row:
+    """Run one swarm behind one pair of NATs."""
+    with (
+        TemporaryDirectory(prefix="bench-nat-") as folder,
+        Lab(nat_a, nat_b, leg_a=Leg(one_way_ms / 2), leg_b=Leg(one_way_ms / 2)) as lab,
+    ):
+        swarm = LabSwarm(lab, Path(folder))
+        swarm.start_relay()
+        swarm.start_backbone(model)
+        joined = swarm.join(watch_s)
+        swarm.close()
+    return {
+        "nat_a": nat_a,
+        "nat_b": nat_b,
+        "ended": joined.ended,
+        "first_answer_ms": round(joined.first_answer_ms),
+        "direct_after_ms": None if joined.direct_after_ms is None else round(joined.direct_after_ms),
+    }
+
+
+def main() -> int:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--nats", default=",".join(NAT_TYPES), help="kinds of NAT, comma between (all)")
+    parser.add_argument("--rtt-ms", type=float, default=0.0, help="round trip between the two hosts (0)")
+    parser.add_argument(
+        "--watch-s", type=float, default=5.0, help="how long a pair may take to go direct (5)"
+    )
+    given = parser.parse_args()
+    reason = why_not(delay=given.rtt_ms > 0)
+    if reason is not None:
+        print(f"bench-nat: {reason}", file=sys.stderr)
+        return 1
+    kinds = given.nats.split(",")
+    with TemporaryDirectory(prefix="bench-nat-model-") as folder:
+        model = make_random_moe(Path(folder) / "model.gguf", Shape())
+        rows = [measure(model, a, b, given.rtt_ms / 2, given.watch_s) for a in kinds for b in kinds]
+    report(
+        f"Pairs of NATs, backbone behind nat_a and node behind nat_b, {given.rtt_ms:g} ms round trip",
+        rows,
+        given.json,
+        ["times from the moment the relay knows the node; the first answer includes fetching slices"],
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
