@@ -3,28 +3,12 @@ import { readFileSync } from 'node:fs';
 import { WasmKernel } from '../node-web/src/kernels/wasm.js';
 
 const shape = JSON.parse(process.argv[2]);
-const wasm = readFileSync(new URL('../relay/_built/kernel-plain.wasm', import.meta.url));
-
-/** Xorshift: the weights only have to be random and finite. */
-function randomSlice(entry, seed) {
-  const blocks = (shape.hidden_dim * shape.expert_dim * 3) / entry.block;
-  const bytes = new Uint8Array(blocks * entry.block_bytes);
-  let state = seed + 1;
-  const words = new Uint32Array(bytes.buffer, 0, bytes.length >> 2);
-  for (let i = 0; i < words.length; i++) {
-    state ^= state << 13; state ^= state >>> 17; state ^= state << 5;
-    words[i] = state;
-  }
-  if (entry.type === 0) new Float32Array(bytes.buffer).forEach((_, i, all) => { all[i] = ((words[i] >> 8) / 2 ** 28); });
-  if (entry.type === 1) new Uint16Array(bytes.buffer).forEach((half, i, all) => { all[i] = (half & 0x8fff) | 0x2000; });
-  for (let block = 0; block < blocks; block++) for (const at of entry.scales) bytes.set([0x00, 0x14], block * entry.block_bytes + at);
-  return bytes;
-}
+const wasm = readFileSync(shape.kernel);
 
 function bestS(call) {
   call();
   let best = Infinity;
-  const end = performance.now() + 600;
+  const end = performance.now() + 1000 * shape.seconds;
   while (performance.now() < end) {
     const started = performance.now();
     call();
@@ -34,17 +18,17 @@ function bestS(call) {
 }
 
 const found = [];
-for (const entry of shape.types) {
+for (const type of shape.types) {
   const kernel = await WasmKernel.load(wasm);
   const formula = {
-    hidden_dim: shape.hidden_dim, expert_dim: shape.expert_dim, gate_type: entry.type, up_type: entry.type, down_type: entry.type,
+    hidden_dim: shape.hidden_dim, expert_dim: shape.expert_dim, gate_type: type, up_type: type, down_type: type,
     activation: 'silu', alpha: 0, limit: 0, weight_position: 'after', biased: false,
   };
-  const slices = [0, 1, 2, 3].map((seed) => randomSlice(entry, seed));
-  const count = Math.floor(shape.pool_bytes / slices[0].length / shape.experts_a_call) * shape.experts_a_call;
-  const pool = Array.from({ length: count }, (_, i) => kernel.pack(formula, slices[i % 4]));
+  const slice = new Uint8Array(readFileSync(`${shape.folder}/${type}`));
+  const count = Math.floor(shape.pool_bytes / slice.length / shape.experts_a_call) * shape.experts_a_call;
+  const pool = Array.from({ length: count }, (_, i) => kernel.pack(formula, slice));
   const readS = bestS(() => pool.forEach((expert) => kernel.readMemory(expert)));
-  for (const numTokens of [1, 4]) {
+  for (const numTokens of shape.rows) {
     const values = Float32Array.from({ length: numTokens * shape.hidden_dim }, (_, i) => Math.sin(i * 1.7));
     const call = {
       formula, numTokens, x: new Uint8Array(values.buffer), encoding: 0,
@@ -56,7 +40,7 @@ for (const entry of shape.types) {
     const spent = bestS(() => {
       for (let first = 0; first < count; first += shape.experts_a_call) kernel.answer({ ...call, experts: pool.slice(first, first + shape.experts_a_call) });
     });
-    found.push({ build: kernel.build, ggml_type: entry.type, num_tokens: numTokens, size_bytes: count * slices[0].length, spent_s: spent, read_s: readS });
+    found.push({ build: kernel.build, ggml_type: type, rows: numTokens, size_bytes: count * slice.length, spent_s: spent, read_s: readS });
   }
 }
 console.log(JSON.stringify(found));

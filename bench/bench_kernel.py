@@ -1,17 +1,25 @@
 """
 How fast experts are computed: GB of weights per second, by format and build, beside plain reading of the
-same memory.
+same memory and beside ggml's own vec_dot.
 
-One thread. A pool of experts larger than the caches is walked, eight experts a call as a node would be
-asked; `of_read` is the share of the speed at which the same memory can be read at all. With 4 rows the
-weights are streamed once for all four: the figure counts them once. The last table is a call of the demo
-model, where overhead is all.
+A pool of experts larger than the caches is walked, eight experts a call as a node would be asked. With
+several rows the weights are streamed once for all of them: the figure counts them once. `of_read` is the
+share of the speed at which the same memory can be read at all; `vs_ggml` compares with `ggml_vec_dot_*`
+over as many bytes of the same format, each row of weights times every row of x, where the libraries of npm
+`@node-llama-cpp/linux-x64` are found (`--ggml FOLDER`, the best one for this CPU is taken). Two threads share
+the pool, each with its half. The last table is a call of the demo model, where overhead is all.
 """
 
+import argparse
+import ctypes
 import json
+import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 
@@ -20,38 +28,38 @@ from table import Row, arguments, report
 
 from backbone.experts.native import NATIVE_BUILDS, KernelFault, NativeKernel, PackedExpert
 from backbone.model.formula import FORMATS, Formula
+from backbone.model.quantise import random_blocks
 from relay.wire.tensors import Grid, XEncoding, encode_x, row_exponents
 
 ROOT = Path(__file__).resolve().parents[1]
 HIDDEN_DIM, EXPERT_DIM, EXPERTS_A_CALL = 2048, 768, 8
 POOL_BYTES = 192 << 20
 DEMO = Formula(hidden_dim=576, expert_dim=192, gate_type=8, up_type=8, down_type=8)
-ENCODINGS = {
-    0: XEncoding.F32,
-    1: XEncoding.F32,
-    8: XEncoding.Q8A32,
-    12: XEncoding.Q8A256,
-    14: XEncoding.Q8A256,
-}
-# Where the f16 scales of a block stand; they are set to 2^-10.
-SCALES = {8: (0,), 12: (0, 2), 14: (208,)}
+ENCODINGS = {1: XEncoding.F32, 32: XEncoding.Q8A32, 64: XEncoding.Q8A32, 256: XEncoding.Q8A256}
+WASM_BUILDS = {"plain": "wasm-plain", "relaxed16": "wasm-relaxed", "relaxed32": "wasm-relaxed32"}
+# ggml's own variants, best first.
+GGML_VARIANTS = ("sapphirerapids", "zen4", "cooperlake", "cascadelake", "icelake", "cannonlake", "alderlake",
+                 "skylakex", "haswell", "sandybridge", "x64")  # fmt: skip
+
+
+def random_matrix(ggml_type: int, rows: int, cols: int, seed: int) -> bytes:
+    """Give random weights around zero."""
+    rng = np.random.default_rng(seed)
+    if FORMATS[ggml_type].block > 1:
+        return random_blocks(rng, ggml_type, (rows, cols), 1 / 32).tobytes()
+    weights = rng.standard_normal((rows, cols), np.float32) / np.float32(32)
+    if ggml_type == 30:
+        return np.ascontiguousarray((weights.view("<u4") >> 16).astype("<u2")).tobytes()
+    return weights.astype("<f4" if ggml_type == 0 else "<f2").tobytes()
 
 
 def random_slice(formula: Formula, seed: int) -> bytes:
-    """Give the bytes of one expert: random weights with scales that keep everything finite."""
-    rng = np.random.default_rng(seed)
-    count = formula.hidden_dim * formula.expert_dim * 3
-    if formula.up_type in (0, 1):
-        dtype = np.float32 if formula.up_type == 0 else np.float16
-        return (rng.standard_normal(count, np.float32) / 32).astype(dtype).tobytes()
-    block = FORMATS[formula.up_type]
-    blocks = rng.integers(0, 256, (count // block.block, block.block_bytes), np.uint8)
-    for at in SCALES[formula.up_type]:
-        blocks[:, at : at + 2] = np.frombuffer(np.float16(2.0**-10).tobytes(), np.uint8)
-    return blocks.tobytes()
+    """Give the bytes of one expert."""
+    d, f = formula.hidden_dim, formula.expert_dim
+    return b"".join(random_matrix(formula.up_type, *dims, seed) for dims in ((f, d), (f, d), (d, f)))
 
 
-def best_s(call: Callable[[], object], seconds: float = 0.4) -> float:
+def best_s(call: Callable[[], object], seconds: float) -> float:
     """Time a call over and over for a while; give its best time."""
     call()
     best, end = float("inf"), perf_counter() + seconds
@@ -61,18 +69,24 @@ def best_s(call: Callable[[], object], seconds: float = 0.4) -> float:
     return best
 
 
-def walk(
-    kernel: NativeKernel, formula: Formula, pool: list[PackedExpert], num_tokens: int
-) -> Callable[[], None]:
-    """Give a call that computes every expert of the pool once for the same rows."""
+def shared[T](halves: list[T], call: Callable[[T], object]) -> Callable[[], None]:
+    """Give a call that does its work in as many threads as there are parts."""
+    if len(halves) == 1:
+        return lambda: (call(halves[0]), None)[1]
+    pool = ThreadPoolExecutor(len(halves))
+    return lambda: (list(pool.map(call, halves)), None)[1]
+
+
+def walk(kernel: NativeKernel, formula: Formula, num_tokens: int) -> Callable[[list[PackedExpert]], None]:
+    """Give a call that computes every expert of a pool once for the same rows."""
     x = np.random.default_rng(0).standard_normal((num_tokens, formula.hidden_dim), np.float32)
-    encoding = ENCODINGS[formula.up_type]
+    encoding = ENCODINGS[FORMATS[formula.up_type].block]
     rows, exponents = encode_x(x, encoding), row_exponents(x)
     counts = np.full(num_tokens, EXPERTS_A_CALL, np.uint16)
     picks = np.tile(np.arange(EXPERTS_A_CALL, dtype=np.uint16), num_tokens)
     weights = np.full(len(picks), 1 / EXPERTS_A_CALL, np.float32)
 
-    def call() -> None:
+    def call(pool: list[PackedExpert]) -> None:
         for first in range(0, len(pool), EXPERTS_A_CALL):
             experts = pool[first : first + EXPERTS_A_CALL]
             kernel.answer(
@@ -82,42 +96,148 @@ def walk(
     return call
 
 
-def native_rows(build: str, types: list[int]) -> list[Row]:
+def native_rows(build: str, ggml_type: int, options: argparse.Namespace) -> list[Row]:
     kernel = NativeKernel(build)
+    formula = Formula(HIDDEN_DIM, EXPERT_DIM, ggml_type, ggml_type, ggml_type)
+    slices = [random_slice(formula, seed) for seed in range(2)]
+    count = POOL_BYTES // formula.slice_bytes // (2 * EXPERTS_A_CALL) * 2 * EXPERTS_A_CALL
+    started = perf_counter()
+    pool = [kernel.pack(formula, slices[i % 2]) for i in range(count)]
+    pack_gb_s = formula.slice_bytes * count / (perf_counter() - started) / 1e9
     found: list[Row] = []
-    for ggml_type in types:
-        formula = Formula(HIDDEN_DIM, EXPERT_DIM, ggml_type, ggml_type, ggml_type)
-        slices = [random_slice(formula, seed) for seed in range(4)]
-        count = POOL_BYTES // formula.slice_bytes // EXPERTS_A_CALL * EXPERTS_A_CALL
-        pool = [kernel.pack(formula, slices[i % 4]) for i in range(count)]
-        read_s = best_s(lambda pool=pool: [kernel.read_expert(packed) for packed in pool])  # type: ignore[misc]
-        for num_tokens in (1, 4):
-            spent_s = best_s(walk(kernel, formula, pool, num_tokens))
-            found.append(
-                row(kernel.build, ggml_type, num_tokens, formula.slice_bytes * count, spent_s, read_s)
-            )
+    for threads in options.threads:
+        parts = [pool[i * count // threads : (i + 1) * count // threads] for i in range(threads)]
+        read = shared(parts, lambda part: [kernel.read_expert(packed) for packed in part])
+        read_s = best_s(read, options.seconds)
+        for num_tokens in options.rows:
+            spent_s = best_s(shared(parts, walk(kernel, formula, num_tokens)), options.seconds)
+            size = formula.slice_bytes * count
+            found.append(row(kernel.build, ggml_type, num_tokens, threads, size, spent_s, read_s, pack_gb_s))
     return found
 
 
-def row(build: str, ggml_type: int, num_tokens: int, size_bytes: int, spent_s: float, read_s: float) -> Row:
+def row(
+    build: str, ggml_type: int, rows: int, threads: int, size_bytes: int, spent_s: float, read_s: float = 0.0,
+    pack_gb_s: float = 0.0,
+) -> Row:  # fmt: skip
     return dict(
-        build=build, format=FORMATS[ggml_type].name, rows=num_tokens, gb_per_s=size_bytes / spent_s / 1e9,
-        read_gb_per_s=size_bytes / read_s / 1e9, of_read=read_s / spent_s,
+        format=FORMATS[ggml_type].name, build=build, rows=rows, threads=threads,
+        gb_s=size_bytes / spent_s / 1e9, of_read=read_s / spent_s, pack_gb_s=pack_gb_s,
     )  # fmt: skip
 
 
-def wasm_rows(types: list[int]) -> list[Row]:
-    """Let node time the wasm kernel on the same shapes; nothing where there is no node."""
+class Ggml:
+    """The dot products of ggml, from its own libraries, in a loop of C so that Python costs nothing."""
+
+    LOOP = """
+    #include <stddef.h>
+    typedef void (*vec_dot_t)(int, float *, size_t, const void *, size_t, const void *, size_t, int);
+    void loop(vec_dot_t vec_dot, int n, size_t rows, const char *w, size_t row_bytes, size_t tokens,
+              const char *x, size_t x_bytes, float *y) {
+        for (size_t r = 0; r < rows; r++)
+            for (size_t t = 0; t < tokens; t++)
+                vec_dot(n, y + t, 0, w + r * row_bytes, 0, x + t * x_bytes, 0, 1);
+    }
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.base = ctypes.CDLL(str(folder / "libggml-base.so"), mode=ctypes.RTLD_GLOBAL)
+        self.cpu, self.variant = self._best(folder)
+        self.cpu.ggml_cpu_init()
+        self.cpu.ggml_get_type_traits_cpu.restype = ctypes.POINTER(ctypes.c_void_p)
+        self.base.ggml_row_size.restype = ctypes.c_size_t
+        self.base.ggml_row_size.argtypes = [ctypes.c_int, ctypes.c_int64]
+        self._folder = tempfile.TemporaryDirectory()
+        source = Path(self._folder.name) / "loop.c"
+        source.write_text(self.LOOP)
+        library = source.with_suffix(".so")
+        zig = [sys.executable, "-m", "ziglang", "cc", "-O2", "-shared", "-fPIC"]
+        subprocess.run([*zig, str(source), "-o", str(library)], check=True)
+        self.loop = ctypes.CDLL(str(library)).loop
+
+    @staticmethod
+    def _best(folder: Path) -> tuple[ctypes.CDLL, str]:
+        scores = []
+        for name in GGML_VARIANTS:
+            path = folder / f"libggml-cpu-{name}.so"
+            if path.exists():
+                lib = ctypes.CDLL(str(path))
+                scores.append((lib.ggml_backend_score(), -len(scores), name, lib))
+        score, _, name, lib = max(scores, key=lambda s: s[:2])
+        assert score > 0
+        return lib, name
+
+    def rows(self, ggml_type: int, options: argparse.Namespace) -> list[Row]:
+        from_float, vec_dot, vec_dot_type = self.cpu.ggml_get_type_traits_cpu(ggml_type)[0:3]
+        if not vec_dot:
+            return []
+        n = HIDDEN_DIM
+        row_bytes = self.base.ggml_row_size(ggml_type, n)
+        count = POOL_BYTES // row_bytes
+        some = np.frombuffer(random_matrix(ggml_type, 2048, n, 0), np.uint8).reshape(2048, -1)
+        weights = np.ascontiguousarray(np.resize(some, (count, row_bytes)))
+        x_type = int(vec_dot_type or 0) & 0xFFFFFFFF
+        x_bytes = self.base.ggml_row_size(x_type, n)
+        x = np.random.default_rng(0).standard_normal((max(options.rows), n), np.float32)
+        as_wanted = np.zeros((len(x), x_bytes), np.uint8)
+        if x_type == 0:
+            as_wanted = x.view(np.uint8).reshape(len(x), -1)
+        else:
+            convert = self.cpu.ggml_get_type_traits_cpu(x_type)[0]
+            kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+            for t in range(len(x)):
+                kind(convert)(x[t].ctypes.data, as_wanted[t].ctypes.data, n)
+
+        def call(part: tuple[int, int], tokens: int) -> None:
+            y = np.zeros(tokens, np.float32)
+            self.loop(
+                ctypes.c_void_p(vec_dot), n, ctypes.c_size_t(part[1] - part[0]),
+                ctypes.c_void_p(weights[part[0] :].ctypes.data), ctypes.c_size_t(row_bytes),
+                ctypes.c_size_t(tokens), ctypes.c_void_p(as_wanted.ctypes.data), ctypes.c_size_t(x_bytes),
+                ctypes.c_void_p(y.ctypes.data),
+            )  # fmt: skip
+
+        found = []
+        for threads in options.threads:
+            parts = [(i * count // threads, (i + 1) * count // threads) for i in range(threads)]
+            for tokens in options.rows:
+                timed = shared(parts, lambda part, tokens=tokens: call(part, tokens))  # type: ignore[misc]
+                spent_s = best_s(timed, options.seconds)
+                found.append(row("ggml", ggml_type, tokens, threads, count * row_bytes, spent_s))
+        return found
+
+
+def wasm_rows(types: list[int], options: argparse.Namespace) -> list[Row]:
+    """Let node time the wasm kernels on the same shapes; nothing where there is no node."""
     node, script = shutil.which("node"), ROOT / "bench" / "bench_kernel.mjs"
     if node is None:
         return []
-    shape = dict(
-        hidden_dim=HIDDEN_DIM, expert_dim=EXPERT_DIM, experts_a_call=EXPERTS_A_CALL, pool_bytes=POOL_BYTES,
-        types=[dict(type=t, scales=SCALES.get(t, ()), block=FORMATS[t].block,
-                    block_bytes=FORMATS[t].block_bytes) for t in types],
-    )  # fmt: skip
-    done = subprocess.run([node, str(script), json.dumps(shape)], capture_output=True, text=True, check=True)
-    return [row(**found) for found in json.loads(done.stdout)]
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for t in types:
+            (Path(folder) / str(t)).write_bytes(random_slice(Formula(HIDDEN_DIM, EXPERT_DIM, t, t, t), 0))
+        for name, build in WASM_BUILDS.items():
+            shape = dict(
+                hidden_dim=HIDDEN_DIM, expert_dim=EXPERT_DIM, experts_a_call=EXPERTS_A_CALL, types=types,
+                pool_bytes=POOL_BYTES // 2, seconds=options.seconds, rows=options.rows, folder=folder,
+                kernel=str(ROOT / "relay" / "_built" / f"kernel-{name}.wasm"),
+            )  # fmt: skip
+            done = subprocess.run([node, str(script), json.dumps(shape)], capture_output=True, text=True)
+            if done.returncode:
+                print(f"{build} left out: {done.stderr.strip().splitlines()[-1:]}")
+                continue
+            found += [row(**{**one, "build": build, "threads": 1}) for one in json.loads(done.stdout)]
+    return found
+
+
+def with_ratios(rows: list[Row]) -> list[Row]:
+    """Add how each row compares with ggml's and with our native row of the same shape."""
+    speed = {(r["format"], r["build"].split("-")[0], r["rows"], r["threads"]): r["gb_s"] for r in rows}
+    for r in rows:
+        for name, other in (("vs_ggml", "ggml"), ("vs_native", "native")):
+            base = speed.get((r["format"], other, r["rows"], r["threads"]))
+            r[name] = r["gb_s"] / base if base else 0.0
+    return rows
 
 
 def demo_rows() -> list[Row]:
@@ -126,10 +246,12 @@ def demo_rows() -> list[Row]:
     pool = [kernel.pack(DEMO, random_slice(DEMO, seed)) for seed in range(EXPERTS_A_CALL)]
     found: list[Row] = []
     for num_tokens in (1, 4, 16):
-        spent_s = best_s(walk(kernel, DEMO, pool, num_tokens))
+        call = walk(kernel, DEMO, num_tokens)
+        spent_s = best_s(lambda call=call: call(pool), 0.4)  # type: ignore[misc]
         empty = Formula(hidden_dim=32, expert_dim=32, gate_type=8, up_type=8, down_type=8)
         tiny = [kernel.pack(empty, bytes(empty.slice_bytes))] * EXPERTS_A_CALL
-        python_s = best_s(walk(kernel, empty, tiny, num_tokens))
+        call = walk(kernel, empty, num_tokens)
+        python_s = best_s(lambda call=call, tiny=tiny: call(tiny), 0.4)  # type: ignore[misc]
         found.append(
             dict(call=f"{EXPERTS_A_CALL} experts of 576x192 Q8_0", rows=num_tokens, us=spent_s * 1e6,
                  overhead_us=python_s * 1e6)
@@ -137,24 +259,42 @@ def demo_rows() -> list[Row]:
     return found
 
 
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--builds", default=",".join((*NATIVE_BUILDS, "wasm")), help="which, comma-separated")
+    parser.add_argument("--builds", default="native,ggml,wasm", help="native, ggml, wasm, or names of builds")
     parser.add_argument("--formats", default=",".join(f.name for f in FORMATS.values()))
+    parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 32])
+    parser.add_argument("--threads", type=numbers, default=[1, 2])
+    parser.add_argument("--seconds", type=float, default=0.3, help="how long each figure is measured")
+    parser.add_argument(
+        "--ggml", type=Path, default=Path(os.environ.get("GGML_LIBRARIES", "/nonexistent")),
+        help="folder of libggml-*.so (npm @node-llama-cpp/linux-x64, bins/linux-x64)",
+    )  # fmt: skip
     options = parser.parse_args()
     names = options.formats.split(",")
     types = [ggml_type for ggml_type, f in FORMATS.items() if f.name in names]
+    wanted = options.builds.split(",")
+    ggml = Ggml(options.ggml) if "ggml" in wanted and options.ggml.is_dir() else None
+    notes = [f"ggml: {ggml.variant}" if ggml else "no ggml: its libraries were not found"]
     rows: list[Row] = []
-    for build in options.builds.split(","):
-        if build == "wasm":
-            rows += wasm_rows(types)
-            continue
-        try:
-            rows += native_rows(build, types)
-        except KernelFault as exc:
-            print(f"{build} left out: {exc}")
-    title = f"Experts of {HIDDEN_DIM} x {EXPERT_DIM}, one thread, {POOL_BYTES >> 20} MiB of weights"
-    report(title, rows, options.json)
+    natives = [b for b in wanted if b in NATIVE_BUILDS]
+    if "native" in wanted:
+        natives.insert(0, NativeKernel().build.removeprefix("native-"))
+    for ggml_type in types:
+        for build in natives:
+            try:
+                rows += native_rows(build, ggml_type, options)
+            except KernelFault as exc:
+                print(f"{build} left out: {exc}")
+        rows += ggml.rows(ggml_type, options) if ggml else []
+    if "wasm" in wanted:
+        rows += wasm_rows(types, options)
+    title = f"Experts of {HIDDEN_DIM} x {EXPERT_DIM}, {POOL_BYTES >> 20} MiB of weights"
+    report(title, with_ratios(rows), options.json, notes)
     report("One call from Python", demo_rows(), notes=["overhead_us: the same call with experts of 32 x 32"])
 
 

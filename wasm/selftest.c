@@ -41,10 +41,15 @@ typedef struct {
     uint8_t keep, set;
 } Tamed;
 static const Tamed tamed[] = {
-    {1, 1, 0x8f, 0x20},  {30, 1, 0x80, 0x3d}, {8, 1, 0x83, 0x14},  {2, 1, 0x83, 0x14},
-    {3, 1, 0x83, 0x14},  {3, 3, 0x83, 0x14},  {6, 1, 0x83, 0x14},  {7, 1, 0x83, 0x14},
-    {7, 3, 0x83, 0x14},  {20, 1, 0x83, 0x10}, {39, 0, 0x07, 0x70}, {12, 1, 0x83, 0x0c},
-    {12, 3, 0x83, 0x0c}, {14, 209, 0x83, 0},
+    {1, 1, 0x8f, 0x20},   {30, 1, 0x80, 0x3d},   {8, 1, 0x83, 0x14},    {2, 1, 0x83, 0x14},
+    {3, 1, 0x83, 0x14},   {3, 3, 0x83, 0x14},    {6, 1, 0x83, 0x14},    {7, 1, 0x83, 0x14},
+    {7, 3, 0x83, 0x14},   {20, 1, 0x83, 0x10},   {39, 0, 0x07, 0x70},   {40, 0, 0x8f, 0x00},
+    {40, 1, 0x8f, 0x00},  {40, 2, 0x8f, 0x00},   {40, 3, 0x8f, 0x00},   {10, 81, 0x83, 0x0c},
+    {10, 83, 0x83, 0x0c}, {11, 109, 0x83, 0x0c}, {12, 1, 0x83, 0x0c},   {12, 3, 0x83, 0x0c},
+    {13, 1, 0x83, 0x08},  {13, 3, 0x83, 0x08},   {14, 209, 0x83, 0x00}, {23, 1, 0x83, 0x04},
+    {16, 1, 0x83, 0x0c},  {17, 1, 0x83, 0x0c},   {22, 1, 0x83, 0x0c},   {18, 1, 0x83, 0x08},
+    {21, 1, 0x83, 0x08},  {19, 1, 0x83, 0x18},   {29, 53, 0x3f, 0x80},  {29, 55, 0x8f, 0x10},
+    {34, 53, 0x83, 0x28}, {35, 65, 0x83, 0x28},
 };
 
 // The formulas besides silu; each has an answer in every one of formula_types.
@@ -140,7 +145,8 @@ EXPERT_EXPORT(expert_self_test_scratch_bytes) ptrdiff_t expert_self_test_scratch
 }
 
 // The matrices of one expert, then its biases and scales: any numbers in [-1, 1).
-static void make_slice(uint32_t e, const ExpertFormula *formula, uint8_t *slice, size_t size_bytes) {
+static void make_slice(uint32_t e, const ExpertFormula *formula, uint8_t *slice,
+                       size_t size_bytes) {
     const ExpertFormat *format = expert_find_format(formula->up_type);
     const size_t num_blocks =
         (size_t)formula->hidden_dim * (size_t)formula->expert_dim / (size_t)format->block_cols;

@@ -160,6 +160,7 @@ INLINE vf vf_mul(vf a, vf b) { return wasm_f32x4_mul(a, b); }
 INLINE vf vf_add(vf a, vf b) { return wasm_f32x4_add(a, b); }
 INLINE vf vf_sub(vf a, vf b) { return wasm_f32x4_sub(a, b); }
 INLINE void vf_store(float *p, vf a) { wasm_v128_store(p, a); }
+INLINE vf vf_load(const float *p) { return wasm_v128_load(p); }
 INLINE vf f16_lanes(v128_t wide) { // four f16 in the low halves of i32 lanes
     v128_t sign = wasm_v128_and(wide, wasm_i32x4_const_splat(0x8000));
     v128_t rest = wasm_v128_and(wide, wasm_i32x4_const_splat(0x7fff));
@@ -264,6 +265,7 @@ INLINE vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 INLINE vf vf_add(vf a, vf b) { return _mm256_add_ps(a, b); }
 INLINE vf vf_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
 INLINE void vf_store(float *p, vf a) { _mm256_storeu_ps(p, a); }
+INLINE vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
 INLINE vf vf_of_f16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 INLINE vf vf_of_e8m0(const void *p) {
     vi e = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
@@ -347,6 +349,7 @@ INLINE vf vf_mul(vf a, vf b) { return _mm_mul_ps(a, b); }
 INLINE vf vf_add(vf a, vf b) { return _mm_add_ps(a, b); }
 INLINE vf vf_sub(vf a, vf b) { return _mm_sub_ps(a, b); }
 INLINE void vf_store(float *p, vf a) { _mm_storeu_ps(p, a); }
+INLINE vf vf_load(const float *p) { return _mm_loadu_ps(p); }
 INLINE vf vf_of_f16(const void *p) {
     __m128i wide = _mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)p));
     __m128i sign = _mm_and_si128(wide, _mm_set1_epi32(0x8000)),
@@ -454,6 +457,7 @@ INLINE vf vf_mul(vf a, vf b) { return vmulq_f32(a, b); }
 INLINE vf vf_add(vf a, vf b) { return vaddq_f32(a, b); }
 INLINE vf vf_sub(vf a, vf b) { return vsubq_f32(a, b); }
 INLINE void vf_store(float *p, vf a) { vst1q_f32(p, a); }
+INLINE vf vf_load(const float *p) { return vld1q_f32(p); }
 INLINE vf vf_of_f16(const void *p) {
     return vcvt_f32_f16(vreinterpret_f16_u8(
         vld1_u8((const uint8_t *)p))); // exact; subnormals too (FPCR.FZ16 is clear)

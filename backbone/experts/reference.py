@@ -8,10 +8,11 @@ integers, so exact.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from gguf import quants
 
 from backbone.model.formula import FORMATS, Formula
 
@@ -20,6 +21,7 @@ type Int64 = npt.NDArray[np.int64]
 type Bytes = npt.NDArray[np.uint8]
 
 f32 = np.float32
+NVFP4 = 40
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # levels of IQ4_NL, IQ4_XS
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # of MXFP4 and NVFP4: e2m1 floats doubled
 
@@ -159,6 +161,8 @@ def dot(blocks: Bytes, ggml_type: int, x: Float32) -> Float32:
         for c in range(w.shape[1]):
             lane[c % 8] += w[None, :, c] * x[:, None, c]
         return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]))
+    if ggml_type == NVFP4:
+        return nvfp4(blocks, x)
     layout = FORMATS[ggml_type]
     ints, scales = quantise(x, layout.block)
     total = np.zeros((len(x), len(blocks)), f32)
@@ -241,13 +245,146 @@ def q6_k(raw: Bytes) -> Blocks:
     return Blocks(f16(raw[:, 208:])[:, 0], scale, (low + 16 * high - 32).reshape(-1, 16, 16))
 
 
+def q5_k(raw: Bytes) -> Blocks:
+    plain = q4_k(np.delete(raw, np.s_[16:48], axis=1))
+    top = np.stack([raw[:, 16:48] >> s & 1 for s in range(8)], axis=1).astype(np.int64)
+    return plain._replace(q=plain.q | top << 4)
+
+
+def two_bits(raw: Bytes) -> Int64:
+    """64 bytes to [rows, 256]: the four pairs of bits of 32 bytes are 32 columns each."""
+    pairs = np.stack([raw.reshape(-1, 2, 32) >> s & 3 for s in (0, 2, 4, 6)], axis=2)
+    return pairs.reshape(-1, 256).astype(np.int64)
+
+
+def q2_k(raw: Bytes) -> Blocks:
+    d, dmin = f16(raw[:, 80:]).T
+    s = raw[:, :16].astype(np.int64)
+    return Blocks(d, s & 15, two_bits(raw[:, 16:80]).reshape(-1, 16, 16), dmin, s >> 4)
+
+
+def q3_k(raw: Bytes) -> Blocks:
+    top = np.stack([raw[:, :32] >> s & 1 for s in range(8)], axis=1).reshape(-1, 256).astype(np.int64)
+    q = (two_bits(raw[:, 32:96]) | top << 2) - 4
+    high = np.concatenate([raw[:, 104:108] >> s & 3 for s in (0, 2, 4, 6)], axis=1).astype(np.int64)
+    scale = (nibbles(raw[:, 96:104]) | high << 4) - 32
+    return Blocks(f16(raw[:, 108:])[:, 0], scale, q.reshape(-1, 16, 16))
+
+
+def iq4_xs(raw: Bytes) -> Blocks:
+    scale = (bits(raw[:, 4:8], 4) | bits(raw[:, 2:4], 2) << 4) - 32
+    q = np.array(IQ4)[nibbles(raw[:, 8:].reshape(-1, 8, 16))]
+    return Blocks(f16(raw[:, :2])[:, 0], scale, q)
+
+
+def tq1_0(raw: Bytes) -> Blocks:
+    digits = []
+    for part, count in ((raw[:, :32], 5), (raw[:, 32:48], 5), (raw[:, 48:52], 4)):
+        powers = (part[:, None].astype(np.int64) * 3 ** np.arange(count)[:, None]) % 256
+        digits.append((powers * 3 >> 8).reshape(len(raw), -1))
+    return Blocks(f16(raw[:, 52:])[:, 0], one(raw), np.hstack(digits)[:, None] - 1)
+
+
+def tq2_0(raw: Bytes) -> Blocks:
+    return Blocks(f16(raw[:, 64:])[:, 0], one(raw), two_bits(raw[:, :64])[:, None] - 1)
+
+
+def grid(source: Any) -> Int64:
+    """The points of an IQ format's grid, which is a part of the format: levels by point and column."""
+    source.init_grid()
+    return np.asarray(source.grid).reshape(source.grid_shape).astype(np.int64)
+
+
+def signs(byte: Int64) -> Int64:
+    """1 or -1 for each bit, low first: [...] to [..., 8]."""
+    return 1 - 2 * (byte[..., None] >> np.arange(8) & 1)
+
+
+def parity(seven: Int64) -> Int64:
+    """Seven sign bits and the eighth that makes their number even."""
+    odd = (seven[..., None] >> np.arange(7) & 1).sum(axis=-1) & 1
+    return seven | odd << 7
+
+
+def first_f16(raw: Bytes, parts: int) -> Float32:
+    """The scale d of a block that begins with it, divided."""
+    return f16(raw[:, :2])[:, 0] / f32(parts)
+
+
+def iq2_xxs(raw: Bytes) -> Blocks:
+    words = np.ascontiguousarray(raw[:, 2:]).view("<u4").reshape(-1, 8, 2).astype(np.int64)
+    points = words[:, :, :1] >> np.array([0, 8, 16, 24]) & 255
+    sign = signs(parity(words[:, :, 1:] >> np.array([0, 7, 14, 21]) & 127))
+    q = grid(quants.IQ2_XXS)[points] * sign
+    return Blocks(first_f16(raw, 8), 2 * (words[:, :, 1] >> 28) + 1, q.reshape(-1, 8, 32))
+
+
+def iq2_xs(raw: Bytes) -> Blocks:
+    words = np.ascontiguousarray(raw[:, 2:66]).view("<u2").astype(np.int64)
+    q = grid(quants.IQ2_XS)[words & 511] * signs(parity(words >> 9))
+    return Blocks(first_f16(raw, 8), 2 * bits(raw[:, 66:], 4) + 1, q.reshape(-1, 16, 16))
+
+
+def iq2_s(raw: Bytes) -> Blocks:
+    points = raw[:, 2:34].astype(np.int64) | bits(raw[:, 66:74], 2) << 8
+    q = grid(quants.IQ2_S)[points] * signs(raw[:, 34:66].astype(np.int64))
+    return Blocks(first_f16(raw, 8), 2 * bits(raw[:, 74:], 4) + 1, q.reshape(-1, 16, 16))
+
+
+def iq3_xxs(raw: Bytes) -> Blocks:
+    words = np.ascontiguousarray(raw[:, 66:]).view("<u4").astype(np.int64)
+    sign = signs(parity(words[:, :, None] >> np.array([0, 7, 14, 21]) & 127))
+    q = grid(quants.IQ3_XXS)[raw[:, 2:66]].reshape(-1, 8, 4, 8) * sign
+    return Blocks(first_f16(raw, 4), 2 * (words >> 28) + 1, q.reshape(-1, 8, 32))
+
+
+def iq3_s(raw: Bytes) -> Blocks:
+    points = raw[:, 2:66].astype(np.int64) | bits(raw[:, 66:74]) << 8
+    q = grid(quants.IQ3_S)[points].reshape(-1, 32, 8) * signs(raw[:, 74:106].astype(np.int64))
+    return Blocks(first_f16(raw, 1), 2 * bits(raw[:, 106:], 4) + 1, q.reshape(-1, 8, 32))
+
+
+def iq1_s(raw: Bytes) -> Blocks:
+    words = np.ascontiguousarray(raw[:, 34:]).view("<u2").astype(np.int64)[:, :, None]
+    points = raw[:, 2:34].reshape(-1, 8, 4).astype(np.int64) | (words >> np.array([0, 3, 6, 9]) & 7) << 8
+    q = 8 * grid(quants.IQ1_S)[points] + (1 - 2 * (words >> 15))[..., None]
+    return Blocks(first_f16(raw, 8), 2 * (words[:, :, 0] >> 12 & 7) + 1, q.reshape(-1, 8, 32))
+
+
+def iq1_m(raw: Bytes) -> Blocks:
+    words = np.ascontiguousarray(raw[:, 48:]).view("<u2").astype(np.int64)
+    half = ((words >> 12) << np.array([0, 4, 8, 12])).sum(axis=1).astype("<u2")
+    upper = bits(raw[:, 32:48], 4)
+    q = 8 * grid(quants.IQ1_M)[raw[:, :32] | (upper & 7) << 8] + (1 - 2 * (upper >> 3))[..., None]
+    scale = (words[:, :, None] >> np.array([0, 3, 6, 9]) & 7).reshape(-1, 16)
+    d: Float32 = half.view("<f2").astype(f32) / f32(8)
+    return Blocks(d, 2 * scale + 1, q.reshape(-1, 16, 16))
+
+
+def nvfp4(blocks: Bytes, x: Float32) -> Float32:
+    """Dot products of NVFP4: a float scale for each 16 columns, activations in blocks of 32."""
+    raw = blocks.reshape(len(blocks), -1, 36)
+    e, m = raw[:, :, :4].astype(np.int32) >> 3 & 15, (raw[:, :, :4] & 7).astype(f32)
+    d = np.where(e == 0, np.ldexp(m, -10), np.ldexp(f32(8) + m, e - 11)).astype(f32)
+    d = np.where(raw[:, :, :4] == 0x7F, f32(0), d).reshape(len(blocks), -1)
+    levels = np.array(FP4)[nibbles(raw[:, :, 4:].reshape(len(blocks), -1, 8))]  # [rows, sub-blocks, 16]
+    ints, scales = quantise(x, 32)
+    ints = ints.reshape(len(x), -1, 16)
+    total = np.zeros((len(x), len(blocks)), f32)
+    for j in range(levels.shape[1]):
+        total += (d[:, j] * scales[:, j // 2, None]) * (ints[:, j] @ levels[:, j].T).astype(f32)
+    return total
+
+
 FLOATS: dict[int, Callable[[Bytes], Float32]] = {
     0: lambda raw: np.ascontiguousarray(raw).view("<f4"),
     1: f16,
     30: lambda raw: (np.ascontiguousarray(raw).view("<u2").astype("<u4") << 16).view("<f4"),
 }
 UNPACK: dict[int, Callable[[Bytes], Blocks]] = {
-    2: q4_0, 3: q4_1, 6: q5_0, 7: q5_1, 8: q8_0, 12: q4_k, 14: q6_k, 20: iq4_nl, 39: mxfp4,
+    2: q4_0, 3: q4_1, 6: q5_0, 7: q5_1, 8: q8_0, 10: q2_k, 11: q3_k, 12: q4_k, 13: q5_k, 14: q6_k,
+    16: iq2_xxs, 17: iq2_xs, 18: iq3_xxs, 19: iq1_s, 20: iq4_nl, 21: iq3_s, 22: iq2_s, 23: iq4_xs,
+    29: iq1_m, 34: tq1_0, 35: tq2_0, 39: mxfp4,
 }  # fmt: skip
 
 

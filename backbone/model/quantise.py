@@ -1,8 +1,9 @@
 """
 Quantise weights for the models this project makes itself: the demo model and the small ones of the tests.
 
-Q8_0, F16 and F32 come from the `gguf` package. Q4_K and Q6_K are here, plainly: scales by the range of each
-sub-block, no search. Element-wise float32 only, so the bytes are the same on every machine.
+Most formats come from the `gguf` package. Q4_K and Q6_K are here, plainly: scales by the range of each
+sub-block, no search. Element-wise float32 only, so the bytes are the same on every machine. For the others,
+which nobody quantises in Python, `random_blocks` makes weights of a given spread without any to start from.
 
 See wasm/formats for a picture of the blocks.
 """
@@ -18,6 +19,15 @@ from backbone.model.formula import FORMATS
 
 Q4_K = int(GGMLQuantizationType.Q4_K)
 Q6_K = int(GGMLQuantizationType.Q6_K)
+
+# Where a block has its f16 scales, and how they relate so that random codes give weights around zero.
+SCALES: dict[int, tuple[tuple[int, float], ...]] = {
+    2: ((0, 1.0),), 3: ((0, 1.0), (2, -7.5)), 6: ((0, 1.0),), 7: ((0, 1.0), (2, -15.5)), 8: ((0, 1.0),),
+    10: ((80, 1.0), (82, 1.5)), 11: ((108, 1.0),), 12: ((0, 1.0), (2, 7.5)), 13: ((0, 1.0), (2, 15.5)),
+    14: ((208, 1.0),), 16: ((0, 1.0),), 17: ((0, 1.0),), 18: ((0, 1.0),), 19: ((0, 1.0),), 20: ((0, 1.0),),
+    21: ((0, 1.0),), 22: ((0, 1.0),), 23: ((0, 1.0),), 34: ((52, 1.0),), 35: ((64, 1.0),),
+}  # fmt: skip
+IQ1_M, MXFP4, NVFP4 = 29, 39, 40  # their scales are no plain f16
 
 type Floats = np.ndarray[Any, np.dtype[np.float32]]
 type Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -54,6 +64,49 @@ def dequantise(data: "np.ndarray[Any, np.dtype[Any]]", type_id: int) -> Floats:
         np.float32, copy=False
     )
     return floats
+
+
+def can_quantise(type_id: int) -> bool:
+    """Tell whether `quantise` knows the format; `random_blocks` knows all but the plain floats."""
+    probe = np.zeros((1, FORMATS[type_id].block), np.float32)
+    try:
+        quantise(probe, type_id)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def random_blocks(rng: np.random.Generator, type_id: int, dims: tuple[int, ...], spread: float) -> Bytes:
+    """
+    Make valid weights of any block format: random codes, all scales alike, standard deviation about `spread`.
+
+    Shapes: dims [..., columns]; returns [..., bytes of a row].
+    """
+    layout = FORMATS[type_id]
+    count = int(np.prod(dims)) // layout.block
+    blocks = rng.integers(0, 256, (count, layout.block_bytes), np.uint8)
+    _set_scale(blocks, type_id, 1.0)
+    sample = dequantise(blocks[:64], type_id).astype(np.float64)
+    _set_scale(blocks, type_id, spread / float(np.sqrt((sample**2).mean())))
+    return blocks.reshape(*dims[:-1], dims[-1] // layout.block * layout.block_bytes)
+
+
+def _set_scale(blocks: Bytes, type_id: int, d: float) -> None:
+    """Give every block the same scale."""
+    half = int(np.float16(d).view(np.uint16))
+    if type_id == MXFP4:
+        blocks[:, 0] = np.clip(128 + np.rint(np.log2(d)), 0, 254)
+    elif type_id == NVFP4:
+        scales = np.arange(1, 127)  # e4m3, doubled levels: 2^-10 is 1, the value grows with the byte
+        exponent, mantissa = scales >> 3, scales & 7
+        values = np.where(exponent == 0, mantissa, (8.0 + mantissa) * 2.0 ** (exponent - 1.0)) / 1024
+        blocks[:, :4] = scales[np.abs(values - d).argmin()]
+    elif type_id == IQ1_M:  # a nibble in each of four words
+        for i in range(4):
+            blocks[:, 49 + 2 * i] = blocks[:, 49 + 2 * i] & 15 | (half >> 4 * i & 15) << 4
+    else:
+        for at, factor in SCALES[type_id]:
+            blocks[:, at : at + 2] = np.array([d * factor], "<f2").view(np.uint8)
 
 
 def _q4_k_blocks(blocks: Floats) -> Bytes:

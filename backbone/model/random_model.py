@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 
-from backbone.model.quantise import Floats, quantise
+from backbone.model.quantise import Floats, can_quantise, quantise, random_blocks
 
 F32 = int(GGMLQuantizationType.F32)
 Q8_0 = int(GGMLQuantizationType.Q8_0)
@@ -147,6 +147,10 @@ class _Weights:
         self, name: str, dims: tuple[int, ...], type_id: int, scale: float | None = None, silent_rows: int = 0
     ) -> None:
         spread = dims[-1] ** -0.5 if scale is None else scale
+        if not can_quantise(type_id):
+            blocks = random_blocks(self.rng, type_id, dims, spread)
+            self.writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType(type_id))
+            return
         weights: Floats = (self.rng.standard_normal(dims) * spread).astype(np.float32)
         weights[:silent_rows] = 0  # control tokens that the model never says: generations run to their length
         self.writer.add_tensor(name, quantise(weights, type_id), raw_dtype=GGMLQuantizationType(type_id))

@@ -4,7 +4,10 @@ import { CallRefused } from './errors.js';
 import { KernelMemoryFull } from './kernels/kernel.js';
 import { encodeX, Grid, rowExponents, XEncoding } from './wire/tensors.js';
 
-const FORMATS = new Set([0, 1, 2, 3, 6, 7, 8, 12, 14, 20, 30, 39]); // ggml type ids this kernel has; backbone/model/formula.py
+const FORMATS = new Set([ // ggml type ids this kernel has; backbone/model/formula.py
+  0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 16,
+  17, 18, 19, 20, 21, 22, 23, 29, 30, 34, 35, 39, 40,
+]);
 const ACTIVATIONS = new Set(['silu', 'gelu', 'relu', 'relu2', 'swiglu_oai', 'swiglu_clamp', 'situ']);
 const GATED_ONLY = new Set(['swiglu_oai', 'swiglu_clamp', 'situ']);
 const isBound = /** @param {number} value */ (value) => value >= 2 ** -20 && value <= 2 ** 20; // of alpha and limit

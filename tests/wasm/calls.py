@@ -17,9 +17,11 @@ from relay.wire.tensors import Grid, XEncoding, decode_x, encode_x, row_exponent
 
 ROOT = Path(__file__).resolve().parents[2]
 # Where the f16 scales of a block stand, and by how many powers of two they are smaller than in Q8_0.
-SCALES = {
+SCALES: dict[int, tuple[int, tuple[int, ...]]] = {
     2: (0, (0,)), 3: (0, (0, 2)), 6: (0, (0,)), 7: (0, (0, 2)), 8: (0, (0,)), 12: (0, (0, 2)),
-    14: (4, (208,)), 20: (0, (0,)),
+    14: (4, (208,)), 20: (0, (0,)), 10: (0, (80, 82)), 11: (0, (108,)), 13: (0, (0, 2)), 23: (4, (0,)),
+    16: (2, (0,)), 17: (2, (0,)), 22: (2, (0,)), 18: (2, (0,)), 21: (2, (0,)), 19: (0, (0,)),
+    34: (-4, (52,)), 35: (-4, (64,)),
 }  # fmt: skip
 
 
@@ -56,6 +58,10 @@ def random_matrix(
     blocks = rng.integers(0, 256, (size // block_bytes, block_bytes), np.uint8)
     if ggml_type == 39:  # powers of two
         blocks[:, 0] = np.clip(128 + np.log2(scale) + rng.integers(-3, 3, len(blocks)), 0, 255)
+    if ggml_type == 29:  # a half float in four pieces, its exponent small
+        blocks[:, 53], blocks[:, 55] = blocks[:, 53] & 0x3F | 0x40, blocks[:, 55] & 0x8F | 0x10
+    if ggml_type == 40:
+        blocks[:, :4] = blocks[:, :4] & 0x9F
     smaller, places = SCALES.get(ggml_type, (0, ()))
     for at in places:
         halves = (rng.standard_normal(len(blocks)) * scale / 2**smaller).astype("<f2")

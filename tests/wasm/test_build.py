@@ -89,9 +89,9 @@ def test_a_source_that_does_not_compile_is_reported_with_the_compilers_words(
 
 
 def test_the_wasm_module_is_small_and_needs_nothing_from_outside() -> None:
-    """A module without imports runs on any page; gzip brings it to some 20 KB on the way."""
+    """A module without imports runs on any page; gzip brings it to some 70 KB on the way."""
     module = (known_answers.ROOT / "relay" / "_built" / "kernel-plain.wasm").read_bytes()
-    assert len(gzip.compress(module)) < 40_000
+    assert len(gzip.compress(module)) < 90_000
     sections, at = set(), 8
     while at < len(module):
         kind, length, shift = module[at], 0, 0

@@ -1,5 +1,6 @@
 """What has to be written down twice is the same in both places."""
 
+import importlib.util
 import re
 
 import pytest
@@ -81,8 +82,16 @@ def test_formats_have_one_layout(ggml_type: int) -> None:
     found = [int(names.get(word, word)) for word in entry.groups()]
     assert found == [ggml_type, layout.block, layout.block_bytes]
     assert f"({ggml_type})" in CONTRACT
-    assert ggml_type in (reference.FLOATS if layout.block == 1 else reference.UNPACK)
+    assert ggml_type in (*reference.FLOATS, *reference.UNPACK, reference.NVFP4)
 
 
 def test_the_known_answers_cover_every_format() -> None:
     assert set(TYPES) == set(FORMATS)
+
+
+def test_the_grids_are_those_of_the_gguf_package() -> None:
+    spec = importlib.util.spec_from_file_location("wasm_grids", ROOT / "wasm" / "grids.py")
+    assert spec is not None and spec.loader is not None
+    grids = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(grids)
+    assert grids.HEADER.read_text() == grids.text(), "python wasm/grids.py"

@@ -54,9 +54,12 @@ typedef struct {
 
 enum { ROW_PAD = 8, MAX_TILE = 4, PREFETCH_AHEAD = 2048, PACK_SLACK = 4096 };
 
-extern const ExpertFormat expert_f32, expert_f16, expert_bf16;
-extern const ExpertFormat expert_q8_0, expert_q4_0, expert_q4_1, expert_q5_0, expert_q5_1;
-extern const ExpertFormat expert_iq4_nl, expert_mxfp4, expert_q4_k, expert_q6_k;
+extern const ExpertFormat expert_f32, expert_f16, expert_bf16, expert_q8_0, expert_q4_0;
+extern const ExpertFormat expert_q4_1, expert_q5_0, expert_q5_1, expert_iq4_nl, expert_mxfp4;
+extern const ExpertFormat expert_nvfp4, expert_q2_k, expert_q3_k, expert_q4_k, expert_q5_k;
+extern const ExpertFormat expert_q6_k, expert_iq4_xs, expert_iq2_xxs, expert_iq2_xs, expert_iq2_s;
+extern const ExpertFormat expert_iq3_xxs, expert_iq3_s, expert_iq1_s, expert_iq1_m, expert_tq1_0;
+extern const ExpertFormat expert_tq2_0;
 const ExpertFormat *expert_find_format(int32_t type); // null when unknown
 
 INLINE uint64_t round_up(uint64_t n, uint64_t step) { return (n + step - 1) / step * step; }

@@ -14,18 +14,9 @@
 //
 //   weight[c] = (d * scale) * q[c] - dmin * minimum, all sub-blocks in integers first:
 //   sum += (d * dx) * (f32)(Σ scale_j (q . x)_j)  -  (dmin * dx) * (f32)(Σ minimum_j (Σ x)_j)
-#include "format.h"
+#include "unpacked.h"
 
 enum { COLS = 256, BYTES = 144 };
-
-static void unpack_scales(const uint8_t *s, uint8_t scale[8], uint8_t minimum[8]) {
-    for (int j = 0; j < 4; j++) {
-        scale[j] = s[j] & 63;
-        minimum[j] = s[j + 4] & 63;
-        scale[j + 4] = (uint8_t)((s[j + 8] & 15) | s[j] >> 6 << 4);
-        minimum[j + 4] = (uint8_t)(s[j + 8] >> 4 | s[j + 4] >> 6 << 4);
-    }
-}
 
 static int block_is_finite(const uint8_t *block) {
     return f16_is_finite(load_u16(block)) && f16_is_finite(load_u16(block + 2));
@@ -43,7 +34,7 @@ static void rows(const uint8_t *packed, size_t num_rows, size_t cols, const uint
             for (size_t b = 0; b < cols / COLS; b++) {
                 const uint8_t *block = packed + b * BYTES, *nibbles = block + 16;
                 uint8_t scale[8], minimum[8];
-                unpack_scales(block + 4, scale, minimum);
+                unpack_k_scales(block + 4, scale, minimum);
                 int32_t dot = 0, mins = 0;
                 for (int j = 0; j < 8; j++) {
                     int32_t part = 0;
@@ -115,15 +106,15 @@ DEFINE_ROWS(rows, tile, COLS, GROUP)
 
 static void pack_block(const uint8_t *block, size_t lane, uint8_t *group) {
     uint8_t scale[8], minimum[8];
-    unpack_scales(block + 4, scale, minimum);
+    unpack_k_scales(block + 4, scale, minimum);
     __builtin_memcpy(group + 2 * lane, block, 2);
     __builtin_memcpy(group + 2 * LANES + 2 * lane, block + 2, 2);
     for (size_t j = 0; j < 8; j++) {
         group[SCALES + 2 * LANES * (j / 2) + 2 * lane + j % 2] = scale[j];
         group[MINIMUMS + 2 * LANES * (j / 2) + 2 * lane + j % 2] = minimum[j];
     }
-    for (size_t i = 0; i < 128; i++)
-        group[NIBBLES + 4 * LANES * (i / 4) + 4 * lane + i % 4] = block[16 + i];
+    for (size_t i = 0; i < 32; i++)
+        __builtin_memcpy(group + NIBBLES + 4 * LANES * i + 4 * lane, block + 16 + 4 * i, 4);
 }
 #endif
 

@@ -117,11 +117,11 @@ static void pack_block(const uint8_t *block, size_t lane, uint8_t *group) {
     for (size_t j = 0; j < 16; j++)
         group[SCALES + 2 * LANES * (j / 2) + 2 * lane + j % 2] = block[192 + j];
     for (size_t h = 0; h < 2; h++) {
-        for (size_t c = 0; c < 32; c++) {
-            uint8_t *p = group + BITS + 12 * LANES * (8 * h + c / 4) + 4 * lane + c % 4;
-            p[0] = block[64 * h + c];
-            p[4 * LANES] = block[64 * h + 32 + c];
-            p[8 * LANES] = block[128 + 32 * h + c];
+        for (size_t v = 0; v < 8; v++) {
+            uint8_t *p = group + BITS + 12 * LANES * (8 * h + v) + 4 * lane;
+            __builtin_memcpy(p, block + 64 * h + 4 * v, 4);
+            __builtin_memcpy(p + 4 * LANES, block + 64 * h + 32 + 4 * v, 4);
+            __builtin_memcpy(p + 8 * LANES, block + 128 + 32 * h + 4 * v, 4);
         }
     }
 }

@@ -59,8 +59,8 @@ DEFINE_ROWS(rows, tile, COLS, GROUP)
 // One row (lane) of one block; the scalar build keeps the bytes as they are.
 static void pack_block(const uint8_t *block, size_t lane, uint8_t *group) {
     __builtin_memcpy(group + 2 * lane, block, 2);
-    for (size_t c = 0; c < COLS; c++)
-        group[2 * LANES + 4 * LANES * (c / 4) + 4 * lane + c % 4] = block[2 + c];
+    for (size_t v = 0; v < 8; v++)
+        __builtin_memcpy(group + 2 * LANES + 4 * LANES * v + 4 * lane, block + 2 + 4 * v, 4);
 }
 
 static int block_is_finite(const uint8_t *block) { return f16_is_finite(load_u16(block)); }

@@ -2,8 +2,11 @@
 #include "format.h"
 
 static const ExpertFormat *const formats[] = {
-    &expert_f32,  &expert_f16,  &expert_bf16,   &expert_q8_0,  &expert_q4_0, &expert_q4_1,
-    &expert_q5_0, &expert_q5_1, &expert_iq4_nl, &expert_mxfp4, &expert_q4_k, &expert_q6_k,
+    &expert_f32,    &expert_f16,   &expert_bf16,    &expert_q8_0,  &expert_q4_0,   &expert_q4_1,
+    &expert_q5_0,   &expert_q5_1,  &expert_iq4_nl,  &expert_mxfp4, &expert_nvfp4,  &expert_q2_k,
+    &expert_q3_k,   &expert_q4_k,  &expert_q5_k,    &expert_q6_k,  &expert_iq4_xs, &expert_iq2_xxs,
+    &expert_iq2_xs, &expert_iq2_s, &expert_iq3_xxs, &expert_iq3_s, &expert_iq1_s,  &expert_iq1_m,
+    &expert_tq1_0,  &expert_tq2_0,
 };
 enum { NUM_FORMATS = sizeof formats / sizeof formats[0] };
 

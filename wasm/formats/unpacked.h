@@ -17,6 +17,16 @@ typedef struct {
     int8_t q[256];
 } Unpacked;
 
+// The scales of Q4_K and Q5_K.
+static inline void unpack_k_scales(const uint8_t *s, uint8_t scale[8], uint8_t minimum[8]) {
+    for (int j = 0; j < 4; j++) {
+        scale[j] = s[j] & 63;
+        minimum[j] = s[j + 4] & 63;
+        scale[j + 4] = (uint8_t)((s[j + 8] & 15) | s[j] >> 6 << 4);
+        minimum[j + 4] = (uint8_t)(s[j + 8] >> 4 | s[j + 4] >> 6 << 4);
+    }
+}
+
 #if defined(EXPERT_SCALAR)
 #define PACK_AS_IS                                                                                 \
     enum { GROUP = BYTES };                                                                        \
@@ -36,7 +46,7 @@ static inline float unpacked_dot(const Unpacked *w, int cols, int has_minimum, c
             sum += x[c];
         }
         dot += w->scale[j] * part;
-        mins += w->minimum[j] * sum;
+        if (has_minimum) mins += w->minimum[j] * sum;
     }
     if (!has_minimum) return w->d * dx * (float)dot;
     return w->d * dx * (float)dot - w->dmin * dx * (float)mins;

@@ -82,7 +82,7 @@ def test_missing_keys_are_named_and_unknown_ones_ignored() -> None:
         ({"activation": "situ"}, "situ with alpha 0.0"),
         ({"activation": "swiglu_oai", "alpha": 1.702}, "swiglu_oai without a limit"),
         ({"limit": -7.0}, "silu with limit -7.0"),
-        ({"down_type": 10}, "weight format 10"),
+        ({"down_type": 9}, "weight format 9"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], name: str) -> None:

@@ -3,7 +3,7 @@ import pytest
 
 from backbone.errors import ModelError
 from backbone.model.formula import FORMATS
-from backbone.model.quantise import dequantise, quantise
+from backbone.model.quantise import can_quantise, dequantise, quantise, random_blocks
 
 # relative root mean square error of normal weights that a format may cost
 ERROR = {
@@ -32,3 +32,16 @@ def test_part_of_a_block_is_refused() -> None:
         quantise(np.zeros((1, 128), np.float32), 14)
     with pytest.raises(ModelError, match="no quantiser"):
         quantise(np.zeros((1, 256), np.float32), 99)
+
+
+@pytest.mark.parametrize("type_id", [t for t in FORMATS if FORMATS[t].block > 1])
+def test_random_blocks_have_the_spread_that_was_asked_for(type_id: int) -> None:
+    blocks = random_blocks(np.random.default_rng(2), type_id, (3, 8, 512), 0.05)
+    assert blocks.shape == (3, 8, 512 // FORMATS[type_id].block * FORMATS[type_id].block_bytes)
+    weights = dequantise(blocks, type_id)
+    assert np.isfinite(weights).all()
+    assert 0.6 < np.sqrt((weights.astype(float) ** 2).mean()) / 0.05 < 1.6
+
+
+def test_what_can_be_quantised_is_known() -> None:
+    assert {t for t in FORMATS if can_quantise(t)} == {*ERROR, 34, 35}

@@ -1,0 +1,28 @@
+// IQ2_XS (ggml type 17): blocks of 256 columns; 16 sub-blocks of 16 with a 4-bit scale each; eight
+// columns at a time are a point of a grid of 512, with signs.
+//
+//   in the GGUF, 74 bytes        | d f16 | points u16 [32] | scales 8 bytes |
+//     point                      bits 0..8: which; 9..15: signs, the eighth is their parity
+//     scales                     nibbles, low first
+//   packed                       the same (looked_up.h)
+//
+//   weight = d/8 * (2 scale + 1) * level, levels 8 25 43
+#include "looked_up.h"
+
+enum { COLS = 256, BYTES = 74, HAS_MINIMUM = 0 };
+
+static int block_is_finite(const uint8_t *block) { return f16_is_finite(load_u16(block)); }
+
+static void unpack(const uint8_t *block, Unpacked *w) {
+    w->d = f16_to_f32(load_u16(block)) * 0.125f;
+    for (int j = 0; j < 16; j++)
+        w->scale[j] = (int8_t)(2 * (block[66 + j / 2] >> 4 * (j % 2) & 15) + 1);
+    for (int k = 0; k < 32; k++) {
+        const unsigned point = load_u16(block + 2 + 2 * k);
+        put8(w, k, with_signs(iq2_levels(iq2_xs_grid[point & 511]), eight_signs(point >> 9)));
+    }
+}
+DEFINE_LOOKED_UP
+#include "block256.h"
+
+const ExpertFormat expert_iq2_xs = {17, COLS, BYTES, WANTS_Q8A256, packed_bytes, pack, rows};
