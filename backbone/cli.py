@@ -11,9 +11,10 @@ from pathlib import Path
 
 from backbone.config import Config, default_cache_dir
 from backbone.errors import BackboneError, ConfigError
+from backbone.lanes.direct import ListenAt
 from backbone.lanes.relayed import session_url
 from backbone.model.demo_model import ensure_demo_model
-from backbone.node.cli import size_bytes
+from backbone.node.cli import listen_address, size_bytes
 from backbone.server import Backbone
 from relay import __version__
 from relay.wire.tensors import Grid
@@ -57,6 +58,15 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
                        help="draft tokens from the text so far; several tokens per round trip")  # fmt: skip
     serve.add_argument("--grid", choices=["x32", "x16"], default=default("grid", "x32"),
                        help="how exact partials travel: 4 or 2 bytes per channel (x32)")  # fmt: skip
+    serve.add_argument("--listen", type=listen_address, default=default("listen", None), metavar="HOST:PORT",
+                       help="let nodes reach this backbone directly")  # fmt: skip
+    serve.add_argument("--public-url", default=default("public_url", None), metavar="URL",
+                       help="how nodes reach --listen (ws://HOST:PORT)")  # fmt: skip
+    serve.add_argument("--tls-cert", type=Path, default=default("tls_cert", None), metavar="PEM",
+                       help="certificate of --listen; headless nodes pin it")  # fmt: skip
+    serve.add_argument("--tls-key", type=Path, default=default("tls_key", None), metavar="PEM")
+    serve.add_argument("--no-links", action="store_true", default=default("no_links", "") == "1",
+                       help="let all calls go through the relay")  # fmt: skip
     serve.add_argument("--hedge", action="store_true", default=default("hedge", "") == "1",
                        help="ask a second holder when the first is late by its own measure")  # fmt: skip
     serve.add_argument("--local-cache", type=size_bytes, default=default("local_cache", "1GiB"),
@@ -93,7 +103,12 @@ def config_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Confi
     keys = args.api_key or [
         key for key in environment.get(ENVIRONMENT_PREFIX + "API_KEYS", "").split(",") if key
     ]
+    listen = None
+    if args.listen is not None:
+        listen = ListenAt.of(args.listen, args.public_url, args.tls_cert, args.tls_key)
     return Config(
+        listen=listen,
+        links=not args.no_links,
         model=args.model,
         cache_dir=args.cache_dir or default_cache_dir(environment),
         name=args.name,

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from backbone.experts.deadlines import DeadlinePolicy
+from backbone.lanes.direct import ListenAt
+from relay.nat.paths import PathPolicy
 from relay.wire.tensors import Grid
 
 
@@ -21,8 +23,9 @@ class Config:
     host, port: the public port (0: any free one). api_keys: who may ask; empty: everybody who reaches the
     port. context: tokens per slot. parallel: slots. threads: 0 = all cores. speculate: None or "ngram".
     grid: how exact partials travel, see CONTRACT.md "Grid". hedge: ask a second holder when the first is
-    late. local_cache_bytes: packed experts kept in memory for what no node holds. call_timeout_s: longest
-    layer call.
+    late. listen: where nodes may reach this backbone directly. links: whether calls may leave the relayed
+    lane. paths: when they do. local_cache_bytes: packed experts kept in memory for what no node holds.
+    call_timeout_s: longest layer call.
     """
 
     model: Path
@@ -41,6 +44,9 @@ class Config:
     hedge: bool = False
     local_cache_bytes: int = 1 << 30
     call_timeout_s: float = 120.0
+    listen: ListenAt | None = None
+    links: bool = True
+    paths: PathPolicy = field(default_factory=PathPolicy)
     deadlines: DeadlinePolicy = field(default_factory=DeadlinePolicy)
 
 

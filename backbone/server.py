@@ -14,6 +14,7 @@ import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Self
 
@@ -33,6 +34,10 @@ from backbone.experts.native import NativeKernel
 from backbone.experts.nodes import nodes_of
 from backbone.experts.plans import layer_plans, x_encoding
 from backbone.gateway.app import Door, create_gateway
+from backbone.lanes.chooser import LaneChooser, Opener
+from backbone.lanes.direct import LinkListener
+from backbone.lanes.link import Link, accepting_session
+from backbone.lanes.openers import DIRECT, DirectOpener
 from backbone.lanes.relayed import LaneHandlers, RelayedLane
 from backbone.metrics import tally_registry
 from backbone.model.calibrate import TEXTS, GridMeter
@@ -69,6 +74,7 @@ class Backbone:
         self.engine: Engine
         self.dispatcher: Dispatcher
         self.lane: RelayedLane | None = None
+        self.chooser: LaneChooser | None = None
         self.url = ""
         self._answer: OnCall
         self._slice_place: dict[str, tuple[int, int]] = {}
@@ -159,10 +165,16 @@ class Backbone:
             "backbone", secrets.token_hex(16), secrets.token_hex(16), self.config.relay_token, AGENT
         )
         handlers = LaneHandlers(
-            self._peers_changed, self.dispatcher.answer_received, self._lane_lost, self._slice_bytes
+            self._peers_changed,
+            lambda answer: self._chooser.answer_received(answer),
+            self._lane_lost,
+            self._slice_bytes,
+            lambda echo: self._chooser.echo_received(echo),
+            lambda signal: self._chooser.signal_received(signal),
         )
         self.lane = RelayedLane(relay_url, hello, Register(self.config.name, manifest), handlers)
-        self.dispatcher.lane = self.lane
+        self.chooser = await self._lanes(relay_url, self.lane)
+        self.dispatcher.lane = self.chooser
         task = asyncio.create_task(self.lane.run())
 
         async def stop() -> None:
@@ -171,10 +183,45 @@ class Backbone:
 
         self._stack.push_async_callback(stop)
 
+    async def _lanes(self, relay_url: str, relayed: RelayedLane) -> LaneChooser:
+        """Put the lanes together: the relayed one, and whatever else this machine can open."""
+        config = self.config
+        openers: dict[str, Opener] = {}
+        chooser = LaneChooser(
+            relayed, openers, self.dispatcher.answer_received, self.dispatcher.path_changed, config.paths
+        )
+        self._stack.push_async_callback(chooser.close)
+        if not config.links:
+            return chooser
+        listener = None
+        if config.listen is not None:
+
+            def make_link() -> Link:
+                session = accepting_session("backbone", chooser.expected)
+                return Link(session, chooser.link_ready, chooser.link_event, chooser.link_closed)
+
+            listener = LinkListener(config.listen, make_link)
+            try:
+                await listener.open()
+            except OSError as exc:
+                where = f"{config.listen.host}:{config.listen.port}"
+                raise BackboneError(f"cannot listen for links on {where}: {exc}") from exc
+            self._stack.callback(listener.close)
+        openers[DIRECT] = DirectOpener(relay_url, listener)
+        return chooser
+
+    @property
+    def _chooser(self) -> LaneChooser:
+        assert self.chooser is not None
+        return self.chooser
+
     def _peers_changed(self, peers: Peers) -> None:
-        self.dispatcher.nodes_changed(nodes_of(peers))
+        self._chooser.peers_changed(peers)
+        nodes = nodes_of(peers)
+        self.dispatcher.nodes_changed([replace(n, path=self._chooser.lane_of(n.peer)) for n in nodes])
 
     def _lane_lost(self, why: str) -> None:
+        self._chooser.relayed_lost()
         self.dispatcher.lane_lost()
 
     def _slice_bytes(self, slice_id: str) -> bytes | None:
@@ -239,6 +286,7 @@ class Backbone:
                     "name": node.name,
                     "kernel": node.kernel,
                     "path": node.path,
+                    "paths": None if self.chooser is None else self.chooser.describe(node.peer),
                     "layers": len(node.experts),
                     "usable": dispatcher.usable(node.node_id, now),
                 }

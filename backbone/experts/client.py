@@ -140,6 +140,12 @@ class Dispatcher:
                 self.tally.work.pop(node_id, None)
         self._lose(gone)
 
+    def path_changed(self, node_id: str, path: str) -> None:
+        """Another lane carries a node's calls now; nothing else follows from it."""
+        self.nodes.set_path(node_id, path)
+        if (work := self.tally.work.get(node_id)) is not None:
+            work.path = path
+
     def usable(self, node_id: str, now: float) -> bool:
         """Tell whether a node would be asked now, or rests after failures."""
         record = self._records.get(node_id)

@@ -6,7 +6,7 @@ for this layer, who holds which expert?
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relay.wire.messages import Peers
 
@@ -82,6 +82,12 @@ class NodeTable:
             for node_id, node in former.items()
             if (now := self.by_id.get(node_id)) is None or (now.peer, now.epoch) != (node.peer, node.epoch)
         }
+
+    def set_path(self, node_id: str, path: str) -> None:
+        """Note which lane carries a node's calls."""
+        node = self.by_id.get(node_id)
+        if node is not None:
+            self.by_id[node_id] = self.by_peer[node.peer] = replace(node, path=path)
 
     def holders(self, layer: int) -> Holders:
         """Give expert -> nodes for one layer; experts that nobody holds are absent."""

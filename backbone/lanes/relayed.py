@@ -20,15 +20,28 @@ import httpx
 from backbone.lanes.lane import LaneClosed
 from backbone.node.machine import backoff_s
 from backbone.node.socket import ClientSocket
+from relay.wire.calls import Probe
 from relay.wire.close import may_reconnect
 from relay.wire.frames import MAX_FRAME_BYTES
-from relay.wire.messages import Dispatch, Drain, Hello, Peers, Register, SliceWanted, Welcome
+from relay.wire.messages import (
+    Dispatch,
+    Drain,
+    Hello,
+    PathReport,
+    Peers,
+    Register,
+    Signal,
+    SliceWanted,
+    Welcome,
+)
 from relay.wire.session import (
     BackboneSession,
     Closed,
     CorruptReceived,
+    EchoReceived,
     FailureReceived,
     PartialReceived,
+    SignalReceived,
     State,
 )
 
@@ -51,13 +64,15 @@ class LaneHandlers:
 
     on_peers: the complete list of nodes that are ready. on_answer: an answer to one of our calls.
     on_lost: the connection ended, one sentence why. slice_bytes: give one slice's bytes by its SHA-256, or
-    None.
+    None. on_echo: the answer to a probe. on_signal: what a node says about links.
     """
 
     on_peers: Callable[[Peers], None]
     on_answer: Callable[[Answer], None]
     on_lost: Callable[[str], None]
     slice_bytes: Callable[[str], bytes | None]
+    on_echo: Callable[[EchoReceived], None] = lambda echo: None
+    on_signal: Callable[[SignalReceived], None] = lambda signal: None
 
 
 def session_url(relay_url: str) -> str:
@@ -113,6 +128,29 @@ class RelayedLane:
         session, socket = self._ready()
         session.send_cancel(peer, call_id, epoch)
         self._write(session, socket)
+
+    def send_probe(self, peer: int, call_id: int, epoch: int, deadline_ms: int, probe: Probe) -> None:
+        """Time this lane with a message of a real size."""
+        session, socket = self._ready()
+        session.send_probe(peer, call_id, epoch, deadline_ms, probe)
+        self._write(session, socket)
+
+    def send_signal(self, peer: int, epoch: int, signal: Signal) -> None:
+        """Say something about links to a node."""
+        session, socket = self._ready()
+        session.send_signal(peer, epoch, signal)
+        self._write(session, socket)
+
+    def send_path_report(self, report: PathReport) -> None:
+        """Tell the relay which lanes carry the calls."""
+        session, socket = self._ready()
+        session.send_path_report(report)
+        self._write(session, socket)
+
+    @property
+    def stun(self) -> str | None:
+        """Where the relay's STUN server listens, `host:port`."""
+        return None if self._session is None or self._session.welcome is None else self._session.welcome.stun
 
     async def run(self) -> None:
         """Keep the lane up until cancelled; says Bye then."""
@@ -190,6 +228,10 @@ class RelayedLane:
             match event:
                 case PartialReceived() | FailureReceived() | CorruptReceived():
                     self._handlers.on_answer(event)
+                case EchoReceived():
+                    self._handlers.on_echo(event)
+                case SignalReceived():
+                    self._handlers.on_signal(event)
                 case Peers():
                     self._handlers.on_peers(event)
                 case SliceWanted(slice=slice_id):

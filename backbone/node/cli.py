@@ -9,10 +9,12 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from time import strftime
 from urllib.parse import urlsplit
 
 from backbone.experts.native import KernelFault, NativeKernel
+from backbone.lanes.direct import ListenAt, listen_at
 from backbone.node.client import ClientConfig, NodeClient, Status
 from backbone.node.machine import State
 
@@ -48,6 +50,14 @@ def threads(text: str) -> int:
     return number
 
 
+def listen_address(text: str) -> tuple[str, int]:
+    """Read `HOST:PORT`."""
+    try:
+        return listen_at(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(
@@ -65,6 +75,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--threads", type=threads, default=max(1, (os.cpu_count() or 2) - 1), help="compute threads"
     )
+    p.add_argument(
+        "--listen", type=listen_address, metavar="HOST:PORT", help="let the backbone reach this node directly"
+    )
+    p.add_argument("--public-url", metavar="URL", help="how others reach --listen (ws://HOST:PORT)")
+    p.add_argument("--tls-cert", type=Path, metavar="PEM", help="certificate of --listen; any, it is pinned")
+    p.add_argument("--tls-key", type=Path, metavar="PEM", help="its key")
+    p.add_argument("--no-links", action="store_true", help="let all calls come through the relay")
     p.add_argument("--verbose", action="store_true", help="say more")
     return p
 
@@ -75,7 +92,12 @@ def main(argv: list[str] | None = None) -> int:
     level = logging.DEBUG if args.verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("httpcore").setLevel(logging.WARNING)
-    config = ClientConfig(args.relay, args.memory, args.name[:40], args.threads)
+    listen = None
+    if args.listen is not None:
+        listen = ListenAt.of(args.listen, args.public_url, args.tls_cert, args.tls_key)
+    config = ClientConfig(
+        args.relay, args.memory, args.name[:40], args.threads, listen, links=not args.no_links
+    )
     try:
         kernel = NativeKernel()
     except KernelFault as exc:
@@ -95,7 +117,11 @@ async def _serve(config: ClientConfig, kernel: NativeKernel) -> int:
     reporter.status = client.status
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, client.leave, "the owner stopped this node")
-    reason = await client.run()
+    try:
+        reason = await client.run()
+    except OSError as exc:
+        print(f"expert-node: cannot listen: {exc}", file=sys.stderr)
+        return 1
     reporter.print_line()
     print(f"expert-node: {reason}", flush=True)
     return 0 if reason == "left" else 1

@@ -21,8 +21,11 @@ import numpy as np
 
 from backbone.errors import BackboneError
 from backbone.experts.native import NativeKernel
+from backbone.lanes.direct import ListenAt
+from backbone.lanes.link import Link
 from backbone.model.formula import Formula
 from backbone.node import events as ev
+from backbone.node.links import NodeLinks
 from backbone.node.machine import NodeConfig, NodeMachine, State
 from backbone.node.socket import ABNORMAL, ClientSocket
 from backbone.node.store import FETCH_TIMEOUT_S, HeldSlice, SliceFault, fetch_slice, verify_and_pack
@@ -31,11 +34,13 @@ from relay.wire import messages, session
 from relay.wire.calls import model_tag
 from relay.wire.close import clip_reason
 from relay.wire.frames import MAX_FRAME_BYTES
+from relay.wire.link import LinkEvent
 from relay.wire.messages import Failure, Hello, Offer, Partial, SliceReady
 
 log = logging.getLogger(__name__)
 
 RATE_WINDOW_S = 10.0
+_SIGNALLING = (session.State.READY, session.State.DRAINING)
 # Weights one core streams in about half a millisecond. Computed on the loop, such a call is spared two thread
 # switches, which cost 0.2 ms on a busy machine with two cores.
 INLINE_BYTES = 4_000_000
@@ -55,12 +60,18 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """What the owner of the machine allows. `relay_url` is the http(s) URL people open."""
+    """
+    What the owner of the machine allows. `relay_url` is the http(s) URL people open.
+
+    listen: where a backbone may reach this node directly. links: whether links past the relay are used.
+    """
 
     relay_url: str
     memory_bytes: int
     name: str
     threads: int = 1
+    listen: ListenAt | None = None
+    links: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +116,8 @@ class NodeClient:
         self._held: dict[str, HeldSlice] = {}
         self._work: dict[int, LayerWork] = {}
         self._fetches: dict[str, asyncio.Task[None]] = {}
+        self._links = NodeLinks(self._link_event, self._send_signal, config.listen)
+        self._ways: dict[tuple[int, int], Link] = {}  # calls that came on a link -> where their answer goes
         self._socket: ClientSocket | None = None
         self._session: session.NodeSession | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -120,6 +133,7 @@ class NodeClient:
         """Serve until the node is closed; says why it was."""
         self._loop = asyncio.get_running_loop()
         self._closed = asyncio.Event()
+        await self._links.open()
         async with httpx.AsyncClient(
             base_url=self.config.relay_url, timeout=FETCH_TIMEOUT_S, trust_env=False
         ) as self._http:
@@ -215,6 +229,8 @@ class NodeClient:
                         metered=False,
                         name=self.config.name,
                         inventory=inventory,
+                        lanes=self._links.lanes if self.config.links else (),
+                        listen=self._links.listen if self.config.links else None,
                     )
                 )
             case ev.SendReady(epoch, experts):
@@ -254,6 +270,7 @@ class NodeClient:
         """Let go of everything."""
         for task in self._fetches.values():
             task.cancel()
+        self._links.close()
         if self._timer is not None:
             self._timer.cancel()
         if self._socket is not None:
@@ -303,10 +320,18 @@ class NodeClient:
         """Translate what the session saw into what the machine understands."""
         for event in self._session.events() if self._session else ():
             match event:
-                case session.DispatchReceived():
+                case session.DispatchReceived(peer, call_id):
+                    self._ways.pop((peer, call_id), None)  # asked again through the relay: answer there
                     self._tell(ev.DispatchReceived(_call_of(event)))
                 case session.CancelReceived(peer, call_id, _):
+                    self._ways.pop((peer, call_id), None)
                     self._tell(ev.CancelReceived(peer, call_id))
+                case session.ProbeReceived(peer, call_id, epoch, answer_bytes):
+                    if self._session is not None and self._session.closed is None:
+                        self._session.send_echo(peer, call_id, epoch, answer_bytes)
+                        self._write()
+                case session.SignalReceived():
+                    self._links.signalled(event)
                 case session.CorruptReceived():
                     failure = Failure("bad_frame", str(event.error)[:500], "queue")
                     if self._session is not None and self._session.closed is None:
@@ -327,7 +352,33 @@ class NodeClient:
                 case _:
                     log.debug("nothing to do for %s", type(event).__name__)
 
+    def _link_event(self, link: Link, event: LinkEvent) -> None:
+        """A call on a link is a call like any other; its answer goes back the same way."""
+        match event:
+            case session.DispatchReceived(peer, call_id):
+                self._ways[peer, call_id] = link
+                self._tell(ev.DispatchReceived(_call_of(event)))
+            case session.CancelReceived(peer, call_id, _):
+                self._ways.pop((peer, call_id), None)
+                self._tell(ev.CancelReceived(peer, call_id))
+            case session.ProbeReceived(_, call_id, epoch, answer_bytes):
+                link.send_echo(call_id, epoch, answer_bytes)
+            case session.CorruptReceived(_, _, call_id, epoch):
+                link.send_failure(call_id, epoch, Failure("bad_frame", str(event.error)[:500], "queue"))
+
+    def _send_signal(self, peer: int, epoch: int, signal: messages.Signal) -> None:
+        if self._session is not None and self._session.state in _SIGNALLING:
+            self._session.send_signal(peer, epoch, signal)
+            self._write()
+
+    def _way_back(self, peer: int, call_id: int) -> Link | None:
+        """Give the link an answer goes to; None: the relay, also for calls whose link is gone."""
+        link = self._ways.pop((peer, call_id), None)
+        return link if link is not None and link.ready else None
+
     def _disconnect(self, code: int, reason: str) -> None:
+        self._links.close_all("the node's session with the relay ended")
+        self._ways.clear()
         self._flush()
         if self._socket is not None:
             self._bytes_in += self._socket.bytes_received
@@ -436,14 +487,18 @@ class NodeClient:
 
     def _reply(self, call: ev.Call, result: object) -> None:
         assert isinstance(result, Partial)
-        if self._session is not None and self._session.closed is None:
+        if (link := self._way_back(call.peer, call.call_id)) is not None:
+            link.send_partial(call.call_id, call.epoch, result)
+        elif self._session is not None and self._session.closed is None:
             self._session.send_partial(call.peer, call.call_id, call.epoch, result)
             self._write()
         self._recent.append((monotonic(), call.num_tokens))
 
     def _send_failure(self, effect: ev.SendFailure) -> None:
-        if self._session is not None and self._session.closed is None:
-            failure = Failure(effect.code, effect.message, effect.phase, effect.layer, effect.expert)
+        failure = Failure(effect.code, effect.message, effect.phase, effect.layer, effect.expert)
+        if (link := self._way_back(effect.peer, effect.call_id)) is not None:
+            link.send_failure(effect.call_id, effect.epoch, failure)
+        elif self._session is not None and self._session.closed is None:
             self._session.send_failure(effect.peer, effect.call_id, effect.epoch, failure)
 
     def _write(self) -> None:

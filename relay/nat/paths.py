@@ -23,11 +23,11 @@ SIZES_KB = (6, 12, 24, 100)  # one token of a small model … a prompt piece
 @dataclass(frozen=True, slots=True)
 class PathPolicy:
     """
-    hysteresis, hysteresis_ms: a lane is taken when it is faster by more than both. probes: for each size and
-    lane in a race. max_lost: of them; a lane that loses more is not taken. recheck_s: how often the lane in
-    use is raced against the relay again. retry_s, retry_max_s: pause before a failed or slower lane is tried
-    again, doubled each time. missed: calls that had to be asked again over the relay within missed_window_s
-    before a lane is left.
+    hysteresis, hysteresis_ms: a lane is taken when it is faster by more than both (negative: also when it is
+    slower by less, for tests). probes: for each size and lane in a race. max_lost: of them; a lane that loses
+    more is not taken. recheck_s: how often the lane in use is raced against the relay again. retry_s,
+    retry_max_s: pause before a failed or slower lane is tried again, doubled each time. missed: calls that
+    had to be asked again over the relay within missed_window_s before a lane is left.
     """
 
     hysteresis: float = 0.05
@@ -85,7 +85,8 @@ def better_path(current: Evidence, other: Evidence, policy: PathPolicy) -> Verdi
     for size in sizes:
         old, new = [[lane.percentile_ms(size, share) for share in (0.5, 0.95)] for lane in (current, other)]
         words.append(f"{size} KB: {new[0]:.1f}/{new[1]:.1f} ms against {old[0]:.1f}/{old[1]:.1f} ms")
-        if new[0] > old[0] * (1 + policy.hysteresis) and new[0] - old[0] > policy.hysteresis_ms:
+        slack, slack_ms = abs(policy.hysteresis), abs(policy.hysteresis_ms)
+        if new[0] > old[0] * (1 + slack) and new[0] - old[0] > slack_ms:
             return Verdict(False, f"slower at {words[-1]}")
         gains.append((fmean(old) - fmean(new), (fmean(old) - fmean(new)) / max(fmean(old), 1e-9)))
     better = (

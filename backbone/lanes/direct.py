@@ -1,0 +1,211 @@
+"""
+The direct lane: a plain WebSocket between node and backbone, for those who can be reached.
+
+Either end may listen. A certificate is trusted by its fingerprint, which travelled through the relay, or by
+the system's authorities. What a node announces is not dialled blindly: see `refusal`.
+"""
+
+import asyncio
+import hashlib
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, cast
+from urllib.parse import urlsplit
+
+from websockets.http11 import Request
+from websockets.server import ServerProtocol
+
+from backbone.lanes.link import Link
+from backbone.node.socket import ClientSocket, tune
+from relay.wire.frames import MAX_FRAME_BYTES
+from relay.wire.link import LINK_PATH
+
+BACKLOG = 1024
+MAX_STRANGERS = 64  # sockets that have not proved to know a key
+
+
+def fingerprint_of(certificate: Path) -> str:
+    """Give the SHA-256 of a PEM file's first certificate."""
+    pem = certificate.read_text("ascii")
+    end = "-----END CERTIFICATE-----"
+    first = pem[pem.index("-----BEGIN CERTIFICATE-----") : pem.index(end) + len(end)]
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAt:
+    """
+    Where to listen for links. public_url: how others reach it (default: by host and port, when the host is an
+    address others can use). certificate, key: PEM files; with them the link is TLS.
+    """
+
+    host: str
+    port: int
+    public_url: str | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    @classmethod
+    def of(
+        cls, address: tuple[str, int], public_url: str | None, certificate: Path | None, key: Path | None
+    ) -> Self:
+        """Read a command line's values. Others need to know an address they can use."""
+        host, port = address
+        if public_url is None and host in ("0.0.0.0", "::"):
+            raise SystemExit(f"--listen {host}:{port} is no address others can use: add --public-url")
+        return cls(host, port, public_url, certificate, key)
+
+
+def listen_at(text: str) -> tuple[str, int]:
+    """Read `HOST:PORT`; raises ValueError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r} is no HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def link_url(url: str) -> str:
+    """
+    Turn the announced URL (ws, wss, http, https) into the one to dial.
+
+    Raises:
+        ValueError: it is no such URL.
+    """
+    parts = urlsplit(url)
+    scheme = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}.get(parts.scheme)
+    if scheme is None or not parts.hostname or parts.username or parts.query or parts.fragment:
+        raise ValueError(f"{url[:80]!r} is no URL to dial")
+    return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}{LINK_PATH}"
+
+
+def refusal(address: str, relay_address: str) -> str | None:
+    """
+    Say why an address that a node announced is not dialled, or None.
+
+    Nodes are strangers: none may make a backbone talk to its own machine, to its local network or to a
+    cloud's metadata service, unless the swarm itself lives there, as the relay's address shows.
+    """
+    ours, relay = ipaddress.ip_address(address), ipaddress.ip_address(relay_address)
+    if ours.is_unspecified or ours.is_multicast or ours.is_link_local or ours.is_reserved:
+        return f"{address} is no address of a node"
+    if ours.is_loopback and not relay.is_loopback:
+        return f"{address} is this machine"
+    if ours.is_private and not ours.is_loopback and not (relay.is_private or relay.is_loopback):
+        return f"{address} is in a private network"
+    return None
+
+
+async def dial(url: str, link: Link, fingerprint: str | None, relay_url: str | None) -> None:
+    """
+    Open a WebSocket for a link; the link learns of success and failure.
+
+    relay_url: given when the URL came from a node, see `refusal`.
+    """
+    try:
+        target = link_url(url)
+        host = None if relay_url is None else await _allowed(target, relay_url)
+    except (ValueError, OSError) as exc:
+        link.ended(0, str(exc))
+        return
+    made = ClientSocket(
+        target, MAX_FRAME_BYTES, link.opened, link.received, link.ended, host=host, fingerprint=fingerprint
+    )
+    link.transport = made
+    made.open()
+
+
+async def _allowed(target: str, relay_url: str) -> str:
+    """Resolve the host once, and give the address to dial if it may be dialled."""
+    loop = asyncio.get_running_loop()
+    ours, relay = urlsplit(target), urlsplit(relay_url)
+    found = await loop.getaddrinfo(ours.hostname, ours.port or 443, type=socket.SOCK_STREAM)
+    relays = await loop.getaddrinfo(relay.hostname, relay.port or 443, type=socket.SOCK_STREAM)
+    address = str(found[0][4][0])
+    why = refusal(address, str(relays[0][4][0]))
+    if why is not None:
+        raise ValueError(why)
+    return address
+
+
+class AcceptedSocket(ClientSocket):
+    """The accepting end of a link's WebSocket; same callbacks as the dialling end."""
+
+    def __init__(self, link: Link, on_gone: Callable[["AcceptedSocket"], None]) -> None:
+        super().__init__(f"ws://here{LINK_PATH}", MAX_FRAME_BYTES, link.opened, link.received, link.ended)
+        self._server = ServerProtocol(max_size=MAX_FRAME_BYTES)
+        self._protocol = self._server  # type: ignore[assignment]
+        self._on_gone = on_gone
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        tune(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._on_gone(self)
+
+    def _other_event(self, event: object) -> None:
+        if not isinstance(event, Request):
+            return
+        if urlsplit(event.path).path.endswith(LINK_PATH):
+            self._server.send_response(self._server.accept(event))
+        else:
+            self._server.send_response(self._server.reject(404, "links only\n"))
+        if self._server.state.name == "OPEN":
+            self._on_open()
+
+
+class LinkListener:
+    """Accept links at one address while the context is open. `url` is what others dial."""
+
+    def __init__(self, where: ListenAt, make_link: Callable[[], Link]) -> None:
+        self.fingerprint = fingerprint_of(where.certificate) if where.certificate else None
+        self.url = ""
+        self._where = where
+        self._make_link = make_link
+        self._server: asyncio.Server | None = None
+        self._sockets: dict[AcceptedSocket, Link] = {}
+
+    async def open(self) -> None:
+        """
+        Start listening.
+
+        Raises:
+            OSError, ssl.SSLError: the address or the certificate cannot be used.
+        """
+        where, context = self._where, None
+        if where.certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(where.certificate, where.key)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            self._accept, where.host, where.port, backlog=BACKLOG, ssl=context
+        )
+        port = self._server.sockets[0].getsockname()[1]
+        scheme = "ws" if context is None else "wss"
+        host = f"[{where.host}]" if ":" in where.host else where.host
+        self.url = where.public_url or f"{scheme}://{host}:{port}"
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for accepted in list(self._sockets):
+            accepted.abort()
+
+    def _gone(self, accepted: AcceptedSocket) -> None:
+        self._sockets.pop(accepted, None)
+
+    def _accept(self) -> asyncio.Protocol:
+        link = self._make_link()
+        accepted = AcceptedSocket(link, self._gone)
+        link.transport = accepted
+        self._sockets[accepted] = link
+        strangers = [made for made, of in self._sockets.items() if not of.ready]
+        for stranger in strangers[: max(0, len(strangers) - MAX_STRANGERS)]:
+            stranger.abort()
+            self._sockets.pop(stranger, None)
+        return accepted

@@ -1,0 +1,181 @@
+"""
+Drive one link past the relay over any transport: feed its session, write what it says, keep its timer.
+
+A transport takes whole frames: a WebSocket that we dialled or that somebody dialled to us, or a data channel.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from time import monotonic
+from typing import Literal, Protocol
+
+from backbone.lanes.lane import LaneClosed
+from relay.wire.calls import Dispatch, Partial, Probe
+from relay.wire.link import LinkEvent, LinkKey, LinkReady, LinkSession
+from relay.wire.messages import Failure
+from relay.wire.session import Closed, State
+
+FULL_BYTES = 1 << 20  # what a link may hold back before calls take the relay; a prompt's rows are bulk
+
+
+class Transport(Protocol):
+    """Whole messages to the other end; `unsent_bytes` the network has not taken yet."""
+
+    @property
+    def unsent_bytes(self) -> int: ...
+
+    def send(self, data: bytes) -> None: ...
+
+    def close(self, code: int, reason: str) -> None: ...
+
+
+class Link:
+    """
+    One end of a link. `on_ready(link)` once, `on_event(link, event)` for each call, `on_closed(link, why)`
+    once, unless `close` was called.
+
+    The owner of the transport calls `opened`, `received` and `ended`.
+    """
+
+    def __init__(
+        self,
+        session: LinkSession,
+        on_ready: Callable[["Link"], None],
+        on_event: Callable[["Link", LinkEvent], None],
+        on_closed: Callable[["Link", str], None],
+    ) -> None:
+        self.session = session
+        self.transport: Transport | None = None
+        self._opens = session.known is not None
+        self._on_ready = on_ready
+        self._on_event = on_event
+        self._on_closed: Callable[[Link, str], None] | None = on_closed
+        self._timer: asyncio.TimerHandle | None = None
+        self._arm()
+
+    @property
+    def ready(self) -> bool:
+        """Whether calls may flow."""
+        return self.session.ready
+
+    # -- from the transport
+
+    def opened(self) -> None:
+        """The transport carries messages now."""
+        if self._opens and self.session.state is State.START:
+            self.session.start()
+        self._pump()
+
+    def received(self, data: bytes | str) -> None:
+        self.session.receive_data(data, monotonic())
+        self._pump()
+
+    def ended(self, code: int, reason: str) -> None:
+        self.session.receive_close(code, reason)
+        self._pump()
+
+    # -- calls; each hands its frame to the network at once
+
+    def send_dispatch(self, call_id: int, deadline_ms: int, dispatch: Dispatch) -> int:
+        """Ask the node; gives the bytes that travel. Raises LaneClosed."""
+        self._require_room()
+        self.session.send_dispatch(call_id, deadline_ms, dispatch)
+        return self._write()
+
+    def send_cancel(self, call_id: int) -> None:
+        if self.ready:
+            self.session.send_cancel(call_id)
+            self._write()
+
+    def send_probe(self, call_id: int, probe: Probe) -> None:
+        """Time the link. Raises LaneClosed."""
+        self._require_room()
+        self.session.send_probe(call_id, probe)
+        self._write()
+
+    def send_partial(self, call_id: int, epoch: int, partial: Partial) -> None:
+        self.session.send_partial(call_id, epoch, partial)
+        self._write()
+
+    def send_failure(self, call_id: int, epoch: int, failure: Failure) -> None:
+        self.session.send_failure(call_id, epoch, failure)
+        self._write()
+
+    def send_echo(self, call_id: int, epoch: int, answer_bytes: int) -> None:
+        self.session.send_echo(call_id, epoch, answer_bytes)
+        self._write()
+
+    def close(self, code: int, reason: str) -> None:
+        """End it from this side; nobody is told here."""
+        self._on_closed = None
+        self.session.close(code, reason)
+        self._pump()
+
+    # -- inside
+
+    def _require_room(self) -> None:
+        if not self.ready or self.transport is None:
+            raise LaneClosed("the link is not open")
+        if self.transport.unsent_bytes > FULL_BYTES:
+            raise LaneClosed("the link does not take more bytes at the moment")
+
+    def _pump(self) -> None:
+        for event in self.session.events():
+            match event:
+                case LinkReady():
+                    self._write()
+                    self._on_ready(self)
+                case Closed(code, reason):
+                    self._write()
+                    self._disarm()
+                    if self.transport is not None:
+                        self.transport.close(code if 1000 <= code < 5000 and code != 1005 else 1000, reason)
+                    on_closed, self._on_closed = self._on_closed, None
+                    if on_closed is not None:
+                        on_closed(self, reason or f"it ended ({code})")
+                    return
+                case _:
+                    self._on_event(self, event)  # type: ignore[arg-type]
+        self._write()
+        if self.session.closed is None:
+            self._arm()
+
+    def _write(self) -> int:
+        messages = self.session.data_to_send()
+        if self.transport is not None:
+            for data in messages:
+                self.transport.send(data)
+        return sum(map(len, messages))
+
+    def _arm(self) -> None:
+        at = self.session.next_timer()
+        if self._timer is not None:
+            if at is not None and not self._timer.cancelled() and self._timer.when() <= at + 0.001:
+                return  # it wakes early enough
+            self._disarm()
+        if at is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, at - monotonic()), self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.session.handle_timer(monotonic())
+        self._pump()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def opening_session(role: Literal["node", "backbone"], link: str, known: LinkKey) -> LinkSession:
+    """Return the end that says hello."""
+    return LinkSession(role, monotonic(), secrets.token_hex(16), link=link, known=known)
+
+
+def accepting_session(
+    role: Literal["node", "backbone"], find: Callable[[str], LinkKey | None]
+) -> LinkSession:
+    """Return the end that waits for a hello."""
+    return LinkSession(role, monotonic(), secrets.token_hex(16), find=find)

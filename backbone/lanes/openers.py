@@ -1,0 +1,51 @@
+"""How the backbone opens direct links: it dials a node that listens, or has a node dial where it listens."""
+
+import asyncio
+import logging
+
+from backbone.lanes.chooser import Attempt
+from backbone.lanes.direct import LinkListener, dial
+from relay.wire.messages import PeerNode, Signal
+
+log = logging.getLogger(__name__)
+
+DIRECT = "direct"
+
+
+class DirectOpener:
+    """`listener` is the backbone's own, None when it does not listen; `relay_url` bounds what is dialled."""
+
+    def __init__(self, relay_url: str, listener: LinkListener | None) -> None:
+        self._relay_url = relay_url
+        self._listener = listener
+
+    def offers(self, node: PeerNode) -> bool:
+        return DIRECT in node.lanes and (node.listen is not None or self._listener is not None)
+
+    async def open(self, attempt: Attempt) -> None:
+        key, listen = attempt.known.key.hex(), attempt.node.listen
+        if listen is None:
+            assert self._listener is not None
+            data = {"key": key, "url": self._listener.url}
+            if self._listener.fingerprint:
+                data["fingerprint"] = self._listener.fingerprint
+            attempt.signal("dial", data)
+            return
+        said: asyncio.Future[Signal] = asyncio.get_running_loop().create_future()
+
+        def signalled(signal: Signal) -> None:
+            if signal.kind == "expecting" and not said.done():
+                said.set_result(signal)
+
+        def close() -> None:
+            said.cancel()
+
+        attempt.signalled, attempt.close = signalled, close
+        attempt.signal("expect", {"key": key})
+        try:
+            signal = await said
+        except asyncio.CancelledError:
+            if said.cancelled():
+                return  # the attempt is over
+            raise
+        await dial(listen, attempt.make_link(), signal.data.get("fingerprint"), self._relay_url)

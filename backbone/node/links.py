@@ -1,0 +1,132 @@
+"""
+The node's end of links to its backbone: does what the backbone's signals ask, and owns what comes of it.
+
+Nothing here decides about calls; they go to the same machine as those from the relay.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+
+from backbone.lanes.direct import LinkListener, ListenAt, dial
+from backbone.lanes.link import Link, accepting_session, opening_session
+from relay.wire.close import CloseCode
+from relay.wire.fields import is_hex
+from relay.wire.link import LinkEvent, LinkKey
+from relay.wire.messages import Signal
+from relay.wire.session import SignalReceived
+
+log = logging.getLogger(__name__)
+
+EXPECT_S = 10.0
+MAX_LINKS = 8  # a backbone has one per lane
+
+type SendSignal = Callable[[int, int, Signal], None]
+
+
+class NodeLinks:
+    """
+    All links of one node.
+
+    on_event(link, event): a call, a cancel or a probe came. send_signal(peer, epoch, signal): say it through
+    the relay.
+    """
+
+    def __init__(
+        self,
+        on_event: Callable[[Link, LinkEvent], None],
+        send_signal: SendSignal,
+        listen: ListenAt | None = None,
+    ) -> None:
+        self._on_event = on_event
+        self._send_signal = send_signal
+        self._listener = None if listen is None else LinkListener(listen, self._accepted)
+        self._expected: dict[str, LinkKey] = {}
+        self._links: set[Link] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Start listening, where that was asked for; raises OSError when it cannot."""
+        if self._listener is not None:
+            await self._listener.open()
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """What the Offer says."""
+        return ("direct",)
+
+    @property
+    def listen(self) -> str | None:
+        """The URL the Offer announces."""
+        return None if self._listener is None else self._listener.url
+
+    @property
+    def ready(self) -> int:
+        """How many links can carry calls."""
+        return sum(link.ready for link in self._links)
+
+    def signalled(self, received: SignalReceived) -> None:
+        """The backbone said something about a link; what makes no sense is answered with `failed`."""
+        signal, data = received.signal, received.signal.data
+
+        def say(kind: str, values: Mapping[str, str]) -> None:
+            self._send_signal(received.peer, received.epoch, Signal(kind, signal.link, values))
+
+        key = data.get("key", "")
+        if not is_hex(key, 64):
+            return
+        known = LinkKey(received.peer, received.epoch, bytes.fromhex(key))
+        match signal.kind:
+            case "expect" if self._listener is not None:
+                self._expected[signal.link] = known
+                asyncio.get_running_loop().call_later(EXPECT_S, self._expected.pop, signal.link, None)
+                fingerprint = self._listener.fingerprint
+                say("expecting", {"fingerprint": fingerprint} if fingerprint else {})
+            case "dial" if len(self._links) < MAX_LINKS:
+
+                def failed(link: Link, why: str) -> None:
+                    if not link.ready:
+                        say("failed", {"reason": why[:200]})
+                    self._closed(link, why)
+
+                session = opening_session("node", signal.link, known)
+                link = Link(session, self._made, self._on_event, failed)
+                self._links.add(link)
+                self._start(dial(data.get("url", ""), link, data.get("fingerprint"), None))
+            case _:
+                say("failed", {"reason": f"{signal.kind} is not possible here"})
+
+    def close_all(self, reason: str) -> None:
+        """The pairing or the session is over."""
+        self._expected.clear()
+        for link in list(self._links):
+            link.close(CloseCode.GOING_AWAY, reason)
+        self._links.clear()
+
+    def close(self) -> None:
+        """Let go of everything, the listener too."""
+        self.close_all("the node stops")
+        for task in self._tasks:
+            task.cancel()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _accepted(self) -> Link:
+        return Link(
+            accepting_session("node", lambda link: self._expected.pop(link, None)),
+            self._made,
+            self._on_event,
+            self._closed,
+        )
+
+    def _made(self, link: Link) -> None:
+        self._links.add(link)
+
+    def _closed(self, link: Link, why: str) -> None:
+        self._links.discard(link)
+        log.info("a link ended: %s", why)
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,255 @@
+"""Links past a real relay on loopback: opened both ways, lost in mid-call, refused to strangers."""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from backbone.experts.native import NativeKernel
+from backbone.lanes.direct import (
+    LinkListener,
+    ListenAt,
+    dial,
+    fingerprint_of,
+    link_url,
+    listen_at,
+    refusal,
+)
+from backbone.lanes.link import Link, accepting_session, opening_session
+from backbone.lanes.openers import DIRECT, DirectOpener
+from backbone.node.client import ClientConfig, NodeClient
+from relay.config import Config
+from relay.nat.paths import RELAYED
+from relay.server import RelayServer
+from relay.wire.link import LinkKey
+from tests.fakes.linked import LinkedBackbone, running_node
+from tests.fakes.model import RandomModel
+
+MODEL = RandomModel.make()
+KERNEL = NativeKernel()
+LOOPBACK = ListenAt("127.0.0.1", 0)
+
+
+@asynccontextmanager
+async def swarm(
+    tmp_path: Path, node_listens: ListenAt | None, backbone_listens: ListenAt | None = None
+) -> AsyncIterator[tuple[RelayServer, LinkedBackbone, NodeClient]]:
+    """A relay, a backbone that chooses lanes, a node; ready."""
+    async with AsyncExitStack() as stack:
+        config = Config(host="127.0.0.1", port=0, cache_dir=tmp_path / "slices", drain_s=0.1)
+        relay = await stack.enter_async_context(RelayServer(config))
+        backbone = LinkedBackbone(relay.url, relay.backbone_token, MODEL, KERNEL)
+        listener = None
+        if backbone_listens is not None:
+            chooser = backbone.chooser
+            listener = LinkListener(
+                backbone_listens,
+                lambda: Link(
+                    accepting_session("backbone", chooser.expected),
+                    chooser.link_ready,
+                    chooser.link_event,
+                    chooser.link_closed,
+                ),
+            )
+            await listener.open()
+            stack.callback(listener.close)
+        backbone.openers[DIRECT] = DirectOpener(relay.url, listener)
+        await stack.enter_async_context(backbone.running())
+        node = await stack.enter_async_context(
+            running_node(ClientConfig(relay.url, 1 << 24, "box", listen=node_listens), KERNEL)
+        )
+        await backbone.until_ready()
+        yield relay, backbone, node
+
+
+def lanes_used(backbone: LinkedBackbone) -> dict[str, int]:
+    calls: dict[str, int] = backbone.chooser.describe(backbone.peers.nodes[0].peer)["calls"]
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("node_listens", "backbone_listens"), [(LOOPBACK, None), (None, LOOPBACK)], ids=["node", "backbone"]
+)
+async def test_calls_can_take_the_relay_at_once_and_take_the_link_later(
+    tmp_path: Path, node_listens: ListenAt | None, backbone_listens: ListenAt | None
+) -> None:
+    async with swarm(tmp_path, node_listens, backbone_listens) as (relay, backbone, _):
+        assert backbone.first_lane == RELAYED
+        await backbone.until_lane(DIRECT)
+        for seed in range(10):
+            await backbone.ask(seed)
+        assert lanes_used(backbone) == {DIRECT: 10}
+        assert backbone.lanes == [DIRECT]
+        passed = relay.hub.status()["nodes"][0]["path"]
+        assert passed["lane"] == DIRECT and "ms against" in passed["why"] and passed["age_s"] < 5
+
+
+async def test_node_that_nobody_can_reach_stays_on_the_relay(tmp_path: Path) -> None:
+    async with swarm(tmp_path, None) as (relay, backbone, _):
+        await backbone.ask(1)
+        described = backbone.chooser.describe(backbone.peers.nodes[0].peer)
+        assert (described["lane"], described["why"]) == (RELAYED, "this node offers no other lane")
+        assert relay.hub.status()["nodes"][0]["path"]["lane"] == RELAYED
+
+
+async def test_calls_in_flight_on_a_link_that_dies_are_answered_once_through_the_relay(
+    tmp_path: Path,
+) -> None:
+    async with swarm(tmp_path, LOOPBACK) as (_, backbone, node):
+        await backbone.until_lane(DIRECT)
+        asked = [asyncio.create_task(backbone.ask(seed)) for seed in range(20)]
+        await asyncio.sleep(0)  # all are sent, none is answered
+        for link in list(node._links._links):
+            link.transport.abort()  # type: ignore[union-attr]
+        await asyncio.gather(*asked)
+        used = lanes_used(backbone)
+        assert used.get(RELAYED, 0) > 0
+        assert len(backbone.peers.nodes) == 1  # the node was not lost with its link
+        await asyncio.sleep(0.1)
+        assert sorted(set(backbone.answers)) == list(range(1, 21))
+        assert len(backbone.answers) == sum(used.values())
+
+
+async def test_link_comes_back_after_it_was_lost(tmp_path: Path) -> None:
+    async with swarm(tmp_path, LOOPBACK) as (_, backbone, node):
+        await backbone.until_lane(DIRECT)
+        for link in list(node._links._links):
+            link.transport.abort()  # type: ignore[union-attr]
+        await backbone.until_lane(RELAYED)
+        await backbone.ask(1)
+        await backbone.until_lane(DIRECT)
+        await backbone.ask(2)
+        assert backbone.lanes == [DIRECT, RELAYED, DIRECT]
+
+
+async def test_call_that_a_frozen_link_swallows_is_asked_again_through_the_relay(tmp_path: Path) -> None:
+    """The socket still looks open, nothing comes back: no call may wait for the beats to tell."""
+    async with swarm(tmp_path, LOOPBACK) as (_, backbone, node):
+        await backbone.until_lane(DIRECT)
+        for link in list(node._links._links):
+            link.transport._transport.pause_reading()  # type: ignore[union-attr]
+        started = asyncio.get_running_loop().time()
+        await backbone.ask(1, deadline_ms=500)
+        await backbone.ask(2, deadline_ms=500)
+        assert asyncio.get_running_loop().time() - started < 1.0
+        assert backbone.chooser.lane_of(backbone.peers.nodes[0].peer) == RELAYED
+        assert "went missing" in backbone.chooser.describe(backbone.peers.nodes[0].peer)["why"]
+
+
+async def test_calls_run_through_without_a_gap_while_lanes_change(tmp_path: Path) -> None:
+    async with swarm(tmp_path, LOOPBACK) as (_, backbone, node):
+        for seed in range(60):
+            await asyncio.gather(backbone.ask(seed), backbone.ask(1000 + seed))
+            if seed % 20 == 15:
+                for link in list(node._links._links):
+                    link.transport.abort()  # type: ignore[union-attr]
+        assert set(lanes_used(backbone)) == {RELAYED, DIRECT}
+        assert sorted(set(backbone.answers)) == list(range(1, 121))
+
+
+async def test_session_with_the_relay_that_ends_takes_the_links_along(tmp_path: Path) -> None:
+    async with swarm(tmp_path, LOOPBACK) as (relay, backbone, node):
+        await backbone.until_lane(DIRECT)
+        await relay.hub.drain("a test")
+        await backbone.until(lambda: not backbone.peers.nodes, "no nodes")
+        await backbone.until(lambda: node._links.ready == 0, "no links")
+
+
+async def test_stranger_without_the_key_is_refused(tmp_path: Path) -> None:
+    async with swarm(tmp_path, LOOPBACK) as (_, backbone, node):
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        known = LinkKey(1, 1, b"x" * 32)
+        stranger = Link(
+            opening_session("backbone", "ee" * 16, known),
+            lambda link: ended.set_result("ready"),
+            lambda link, event: None,
+            lambda link, why: ended.set_result(why),
+        )
+        assert node._links.listen is not None
+        await dial(node._links.listen, stranger, None, backbone.relay_url)
+        assert await ended == "no such link is expected here"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    made, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+         "-keyout", key, "-out", made, "-days", "2", "-subj", "/CN=box"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return made, key
+
+
+@pytest.mark.parametrize("who", ["node", "backbone"])
+async def test_tls_link_with_a_self_made_certificate_is_trusted_by_its_fingerprint(
+    tmp_path: Path, certificate: tuple[Path, Path], who: str
+) -> None:
+    where = ListenAt("127.0.0.1", 0, None, *certificate)
+    ends = (where, None) if who == "node" else (None, where)
+    async with swarm(tmp_path, *ends) as (_, backbone, _):
+        await backbone.until_lane(DIRECT)
+        await backbone.ask(1)
+        assert lanes_used(backbone) == {DIRECT: 1}
+
+
+async def test_certificate_of_another_is_refused(certificate: tuple[Path, Path]) -> None:
+    made = Link(
+        accepting_session("node", lambda link: None),
+        lambda link: None,
+        lambda link, event: None,
+        lambda link, why: None,
+    )
+    listener = LinkListener(ListenAt("127.0.0.1", 0, None, *certificate), lambda: made)
+    await listener.open()
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    link = Link(
+        opening_session("backbone", "ee" * 16, LinkKey(1, 1, b"x" * 32)),
+        lambda link: None,
+        lambda link, event: None,
+        lambda link, why: ended.set_result(why),
+    )
+    assert listener.fingerprint == fingerprint_of(certificate[0])
+    await dial(listener.url, link, "00" * 32, None)
+    assert await ended == "the certificate is not the one whose fingerprint was given"
+    listener.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "relay", "refused"),
+    [
+        ("127.0.0.1", "192.0.2.1", True),
+        ("127.0.0.1", "127.0.0.1", False),
+        ("10.1.2.3", "8.8.8.8", True),
+        ("10.1.2.3", "192.168.1.9", False),
+        ("169.254.169.254", "127.0.0.1", True),
+        ("fe80::1", "::1", True),
+        ("0.0.0.0", "127.0.0.1", True),
+        ("224.0.0.1", "127.0.0.1", True),
+        ("9.9.9.9", "8.8.8.8", False),
+        ("2620:fe::9", "8.8.8.8", False),
+    ],
+)
+def test_address_a_stranger_announces_is_dialled_only_where_the_swarm_lives(
+    address: str, relay: str, refused: bool
+) -> None:
+    assert (refusal(address, relay) is not None) == refused
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://a/", "ws://", "http://user@a/", "ws://a/?x=1", "ws://a/#x", "file:///etc/passwd", ""]
+)
+def test_url_that_is_none_to_dial_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="no URL to dial"):
+        link_url(url)
+
+
+def test_address_to_listen_on_is_read() -> None:
+    assert listen_at("[::1]:80") == ("::1", 80)
+    for bad in ("80", "a:b", "a:70000", ":80"):
+        with pytest.raises(ValueError, match="no HOST:PORT"):
+            listen_at(bad)
