@@ -35,6 +35,7 @@ SWIGLU_OAI_ALPHA = 1.702  # fixed in llama.cpp's graph
 SWIGLU_OAI_LIMIT = 7.0
 WEIGHT_BEFORE_ARCHITECTURES = ("llama4",)
 # Where `swiglu_clamp_exp` limits the gate before its silu; elsewhere it limits the silu.
+CLAMP_WHEN_MISSING = {"maple": 7.0}
 CLAMP_BEFORE_SILU_ARCHITECTURES = ("deepseek4", "dflash", "hy_v4", "maple")
 LIMIT_MIN = 1e-6  # llama.cpp takes less for no clamp
 DIGITS = 6  # constants are float32 in the file: 1.702 must compare equal to itself
@@ -142,7 +143,8 @@ def _arithmetic(head: GgufFile, architecture: str, layer: int, tensors: Located)
             alpha = float(_value(head, f"{architecture}.activation.situ_beta"))
             limit = max(0.0, float(_value(head, f"{architecture}.activation.situ_linear_beta")))
         case "silu" if f"blk.{layer}.ffn_gate_exps.weight" in tensors:
-            clamps = _value(head, f"{architecture}.swiglu_clamp_exp", 0.0)
+            missing = CLAMP_WHEN_MISSING.get(architecture, 0.0)
+            clamps = _value(head, f"{architecture}.swiglu_clamp_exp", missing)
             limit = float(clamps[layer] if isinstance(clamps, tuple) else clamps)
             if limit <= LIMIT_MIN:
                 limit = 0.0
