@@ -1,4 +1,4 @@
-"""`backbone serve`: arguments and environment -> Config -> run. `backbone demo-model`: the demo model."""
+"""`backbone serve`: arguments and environment -> Config -> run. `backbone doctor`, `backbone demo-model`."""
 
 import argparse
 import asyncio
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from backbone import doctor
 from backbone.config import Config, default_cache_dir
 from backbone.errors import BackboneError, ConfigError
 from backbone.lanes.direct import ListenAt
@@ -74,6 +75,10 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     serve.add_argument("--cache-dir", type=Path, default=default("cache_dir", None), metavar="DIR",
                        help="hashes, grids and the demo model (the user's cache)")  # fmt: skip
     serve.add_argument("--verbose", action="store_true", help="say more")
+    examine = commands.add_parser("doctor", help="say what of this machine slows or breaks a backbone")
+    examine.add_argument("--relay", type=_relay_url, default=default("relay", None), metavar="URL",
+                         help="look at this relay, too, and at the way to it")  # fmt: skip
+    examine.add_argument("--model", type=Path, default=model, metavar="GGUF", help="is there memory for it?")
     demo = commands.add_parser("demo-model", help="make the demo model and print its path")
     demo.add_argument("--experts", type=int, default=8)
     demo.add_argument("--kind", default="q8_0")
@@ -141,6 +146,8 @@ def main(argv: list[str] | None = None) -> int:
             cache_dir = args.cache_dir or default_cache_dir(os.environ)
             print(ensure_demo_model(cache_dir, args.experts, args.kind))
             return 0
+        if args.command == "doctor":
+            return doctor.run(args.relay, args.model, sys.stdout)
         return _run(config_of(args, os.environ))
     except BackboneError as exc:
         print(f"backbone: {exc}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`relay serve`: arguments and environment -> Config -> run."""
+"""`relay serve`, `relay doctor`: arguments and environment -> Config -> run."""
 
 import argparse
 import asyncio
@@ -14,7 +14,7 @@ from typing import TextIO
 
 import segno
 
-from relay import __version__
+from relay import __version__, doctor
 from relay.config import ENVIRONMENT_PREFIX, Config, from_sources, setting_types, settings
 from relay.errors import ConfigError
 from relay.server import RelayServer, lan_urls
@@ -30,17 +30,23 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"relay {__version__}")
     commands = top.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="run a relay", description="Run a relay until interrupted.")
+    examine = commands.add_parser(
+        "doctor", help="say what of this machine slows or breaks a relay",
+        description="Say what of this machine slows or breaks a relay with these settings, and the command "
+        "that mends it. Changes nothing. The exit status is 1 if something is broken.",
+    )  # fmt: skip
     types = setting_types()
     for each in settings():
         unit = f" [{each.metadata['unit']}]" if each.metadata["unit"] else ""
         default = "" if each.default is None else f"; default {each.default}"
         variable = f"{ENVIRONMENT_PREFIX}{each.name.upper()}"
-        serve.add_argument(
-            "--" + each.name.replace("_", "-"),
-            type=types[each.name],
-            default=argparse.SUPPRESS,
-            help=f"{each.metadata['help']}{unit} ({variable}{default})",
-        )
+        for command in (serve, examine):
+            command.add_argument(
+                "--" + each.name.replace("_", "-"),
+                type=types[each.name],
+                default=argparse.SUPPRESS,
+                help=f"{each.metadata['help']}{unit} ({variable}{default})",
+            )
     return top
 
 
@@ -99,11 +105,14 @@ async def serve(config: Config) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     given = vars(parser().parse_args(argv))
-    given.pop("command")
+    command = given.pop("command")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
-        config = complete(from_sources(given, os.environ), os.environ)
+        config = from_sources(given, os.environ)
+        if command == "doctor":
+            return doctor.run(config, sys.stdout)
+        config = complete(config, os.environ)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(serve(config))
     except (ConfigError, OSError) as exc:
