@@ -39,6 +39,7 @@ from backbone.lanes.direct import LinkListener
 from backbone.lanes.link import Link, accepting_session
 from backbone.lanes.openers import DIRECT, DirectOpener
 from backbone.lanes.relayed import LaneHandlers, RelayedLane
+from backbone.lanes.webrtc import WEBRTC, WebRtcOpener
 from backbone.metrics import tally_registry
 from backbone.model.calibrate import TEXTS, GridMeter
 from backbone.model.gguf import Model, open_model
@@ -208,6 +209,7 @@ class Backbone:
                 raise BackboneError(f"cannot listen for links on {where}: {exc}") from exc
             self._stack.callback(listener.close)
         openers[DIRECT] = DirectOpener(relay_url, listener)
+        openers[WEBRTC] = WebRtcOpener(lambda: relayed.stun)
         return chooser
 
     @property

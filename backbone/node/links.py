@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 
 from backbone.lanes.direct import LinkListener, ListenAt, dial
 from backbone.lanes.link import Link, accepting_session, opening_session
+from backbone.lanes.webrtc import WEBRTC, RtcEnd, native
 from relay.wire.close import CloseCode
 from relay.wire.fields import is_hex
 from relay.wire.link import LinkEvent, LinkKey
@@ -43,6 +44,7 @@ class NodeLinks:
         self._listener = None if listen is None else LinkListener(listen, self._accepted)
         self._expected: dict[str, LinkKey] = {}
         self._links: set[Link] = set()
+        self._channels: dict[str, RtcEnd] = {}  # by link id
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -53,7 +55,7 @@ class NodeLinks:
     @property
     def lanes(self) -> tuple[str, ...]:
         """What the Offer says."""
-        return ("direct",)
+        return ("direct", WEBRTC) if native() is not None else ("direct",)
 
     @property
     def listen(self) -> str | None:
@@ -72,6 +74,10 @@ class NodeLinks:
         def say(kind: str, values: Mapping[str, str]) -> None:
             self._send_signal(received.peer, received.epoch, Signal(kind, signal.link, values))
 
+        if signal.kind == "candidate":
+            if (channel := self._channels.get(signal.link)) is not None:
+                channel.candidate(data.get("candidate", ""), data.get("mid", ""))
+            return
         key = data.get("key", "")
         if not is_hex(key, 64):
             return
@@ -93,12 +99,24 @@ class NodeLinks:
                 link = Link(session, self._made, self._on_event, failed)
                 self._links.add(link)
                 self._start(dial(data.get("url", ""), link, data.get("fingerprint"), None))
+            case "offer" if native() is not None and len(self._links) < MAX_LINKS:
+
+                def over(link: Link, why: str) -> None:
+                    self._channels.pop(signal.link, None)
+                    self._closed(link, why)
+
+                session = accepting_session("node", {signal.link: known}.get)
+                link = Link(session, self._made, self._on_event, over)
+                self._links.add(link)
+                channel = self._channels[signal.link] = RtcEnd(link, say, data.get("stun"))
+                self._start(channel.accept(data.get("sdp", "")))
             case _:
                 say("failed", {"reason": f"{signal.kind} is not possible here"})
 
     def close_all(self, reason: str) -> None:
         """The pairing or the session is over."""
         self._expected.clear()
+        self._channels.clear()
         for link in list(self._links):
             link.close(CloseCode.GOING_AWAY, reason)
         self._links.clear()

@@ -1,0 +1,106 @@
+"""Data channels between a backbone and a headless node, signalled through a real relay on loopback."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from backbone.experts.native import NativeKernel
+from backbone.lanes.webrtc import (
+    MAX_BUFFERED_BYTES,
+    WEBRTC,
+    RtcEnd,
+    WebRtcOpener,
+    native,
+    usable,
+    without_local,
+)
+from backbone.node.client import ClientConfig, NodeClient
+from relay.config import Config
+from relay.nat.paths import RELAYED
+from relay.server import RelayServer
+from relay.wire.calls import Probe
+from tests.fakes.linked import LinkedBackbone, running_node
+from tests.fakes.model import RandomModel
+
+MODEL = RandomModel.make()
+KERNEL = NativeKernel()
+
+pytestmark = pytest.mark.skipif(native() is None, reason="aiolibdatachannel is not installed")
+
+
+@asynccontextmanager
+async def swarm(tmp_path: Path) -> AsyncIterator[tuple[LinkedBackbone, NodeClient]]:
+    async with AsyncExitStack() as stack:
+        config = Config(host="127.0.0.1", port=0, cache_dir=tmp_path / "slices", drain_s=0.1)
+        relay = await stack.enter_async_context(RelayServer(config))
+        backbone = LinkedBackbone(relay.url, relay.backbone_token, MODEL, KERNEL)
+        backbone.openers[WEBRTC] = WebRtcOpener(lambda: None)
+        await stack.enter_async_context(backbone.running())
+        node = await stack.enter_async_context(running_node(ClientConfig(relay.url, 1 << 24, "box"), KERNEL))
+        await backbone.until_ready()
+        yield backbone, node
+
+
+async def test_calls_take_the_data_channel_and_come_back_right(tmp_path: Path) -> None:
+    async with swarm(tmp_path) as (backbone, _):
+        await backbone.until_lane(WEBRTC)
+        for seed in range(20):
+            await backbone.ask(seed)
+        assert backbone.chooser.describe(backbone.peers.nodes[0].peer)["calls"] == {WEBRTC: 20}
+
+
+async def test_many_messages_at_once_are_all_delivered(tmp_path: Path) -> None:
+    """More than the 1024 that the library's own queue would keep, larger together than SCTP may hold."""
+    async with swarm(tmp_path) as (backbone, _):
+        await backbone.until_lane(WEBRTC)
+        peer = backbone.peers.nodes[0].peer
+        link = backbone.chooser._peers[peer].in_use
+        assert link is not None and isinstance(link.transport, RtcEnd)
+        back: list[asyncio.Future[None]] = []
+        for number, size in enumerate([4000] * 1500 + [200_000] * 60):
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            backbone.chooser._probes[(1 << 62) + number] = future
+            back.append(future)
+            link.session.send_probe((1 << 62) + number, Probe(size, 4000))
+            link._write()
+        assert link.transport._waiting_bytes > 0  # bounded: the rest waits here, not in SCTP
+        assert link.transport._channel.buffered_amount() < 2 * MAX_BUFFERED_BYTES
+        async with asyncio.timeout(20):
+            await asyncio.gather(*back)
+
+
+async def test_channel_that_is_gone_costs_no_call(tmp_path: Path) -> None:
+    async with swarm(tmp_path) as (backbone, node):
+        await backbone.until_lane(WEBRTC)
+        asked = [asyncio.create_task(backbone.ask(seed)) for seed in range(20)]
+        await asyncio.sleep(0)
+        for channel in list(node._links._channels.values()):
+            channel._channel.close()
+        await asyncio.gather(*asked)
+        await backbone.until_lane(RELAYED)
+        await backbone.ask(99)
+        await asyncio.sleep(0.1)
+        assert sorted(set(backbone.answers)) == list(range(1, 22))
+
+
+async def test_offer_that_is_none_is_refused_without_harm(tmp_path: Path) -> None:
+    from relay.wire.messages import Signal
+
+    async with swarm(tmp_path) as (backbone, node):
+        target = backbone.peers.nodes[0]
+        data = {"key": "ab" * 32, "sdp": "nonsense"}
+        backbone.lane.send_signal(target.peer, target.epoch, Signal("offer", "ee" * 16, data))
+        backbone.lane.send_signal(target.peer, target.epoch, Signal("candidate", "ee" * 16, {}))
+        backbone.lane.send_signal(target.peer, target.epoch, Signal("what", "ee" * 16, {"key": "ab" * 32}))
+        await backbone.ask(1)
+        await backbone.until(lambda: "ee" * 16 not in node._links._channels, "the attempt to be dropped")
+
+
+def test_names_under_local_are_dropped_and_nothing_else() -> None:
+    mdns = "a=candidate:1 1 UDP 2122 0b5ae3a4-92b1-4d4e-8a2f-0a8d1f9c7f11.local 51234 typ host\r\n"
+    real = "a=candidate:2 1 UDP 1685 192.0.2.7 51234 typ srflx raddr 0.0.0.0 rport 0\r\n"
+    assert not usable(mdns) and usable(real)
+    assert without_local("v=0\r\n" + mdns + real + "a=end\r\n") == "v=0\r\n" + real + "a=end\r\n"
