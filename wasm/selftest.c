@@ -84,8 +84,10 @@ static uint32_t word(uint32_t stream, uint32_t index) {
 static void make_matrix(uint32_t stream, const ExpertFormat *format, size_t num_blocks,
                         uint8_t *out) {
     const size_t block = (size_t)format->block_bytes, size_bytes = num_blocks * block;
-    for (size_t i = 0; i < size_bytes; i++)
-        out[i] = (uint8_t)(word(stream, (uint32_t)(i / 4)) >> 8 * (i % 4));
+    for (size_t i = 0; i < size_bytes; i += 4) {
+        const uint32_t four = word(stream, (uint32_t)(i / 4));
+        for (size_t k = 0; k < 4 && i + k < size_bytes; k++) out[i + k] = (uint8_t)(four >> 8 * k);
+    }
     for (size_t b = 0; b < num_blocks && format->type == 0; b++) {
         const float w = (float)((int32_t)word(stream, (uint32_t)b) >> 8) * 0x1p-25f;
         __builtin_memcpy(out + 4 * b, &w, 4);
