@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlsplit
 
 import uvicorn
 
@@ -74,6 +75,7 @@ class RelayServer:
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or Config(host="127.0.0.1", port=0)
         self.app = create_app(self.config)
+        self.app.state.stun.address = stun_server(self.config)
         self.hub: Hub = self.app.state.hub
         self.backbone_token: str = self.app.state.backbone_token
         self.port = 0
@@ -130,6 +132,15 @@ class RelayServer:
         self.hub.draining = True
         self._server.should_exit = self._server.force_exit = True
         await self._serving
+
+
+def stun_server(config: Config) -> str:
+    """Return `host:port` under which peers reach our STUN: where they were told that the relay is."""
+    if config.public_url is None and config.stun_addresses is not None:
+        host: str | None = config.stun_address_pair[0]
+    else:
+        host = urlsplit(config.public_url or lan_urls(config, config.port)[0]).hostname
+    return f"[{host}]:{config.stun_port}" if host and ":" in host else f"{host}:{config.stun_port}"
 
 
 def lan_urls(config: Config, port: int) -> list[str]:

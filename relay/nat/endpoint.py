@@ -39,6 +39,7 @@ class StunEndpoint:
         self._server: Server | None = None
         self.ports: tuple[int, ...] = ()
         self.why_off = "not started"
+        self.address: str | None = None  # host:port that peers are told
 
     def start(self) -> None:
         """Open the sockets. Does not raise when it cannot: it warns and stays off."""

@@ -5,14 +5,16 @@ import ipaddress
 import shutil
 import socket
 import sys
+from dataclasses import replace
 
 import httpx
 import pytest
 
 from relay.config import Config
 from relay.nat.stun import CHANGE_IP, CHANGE_PORT, binding_request, decode
-from relay.server import RelayServer
-from tests.fakes.peers import run
+from relay.server import RelayServer, stun_server
+from relay.wire.messages import Welcome
+from tests.fakes.peers import Node, run
 
 ID = bytes(12)
 LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="all of 127.0.0.0/8 is local on Linux only")
@@ -134,6 +136,30 @@ def test_port_in_use_leaves_a_relay_without_stun_that_says_so() -> None:
 def test_stun_addresses_must_be_two(given: str) -> None:
     with pytest.raises(Exception, match="stun_addresses"):
         Config(stun_addresses=given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (Config(host="192.0.2.9"), "192.0.2.9:3478"),
+        (Config(public_url="https://relay.example/x", stun_port=9), "relay.example:9"),
+        (Config(public_url="https://[2001:db8::1]:444"), "[2001:db8::1]:3478"),
+        (Config(stun_addresses="192.0.2.1,192.0.2.2"), "192.0.2.1:3478"),
+    ],
+)
+def test_peers_are_told_the_stun_server_where_they_know_the_relay(settings: Config, told: str) -> None:
+    assert stun_server(settings) == told
+
+
+def test_welcome_names_the_stun_server_and_none_when_there_is_none() -> None:
+    async def test() -> None:
+        settings = config()
+        async with RelayServer(settings) as relay, Node(relay) as node:
+            assert (await node.expect(Welcome)).stun == f"127.0.0.1:{settings.stun_port}"
+        async with RelayServer(replace(settings, stun_port=0)) as relay, Node(relay) as node:
+            assert (await node.expect(Welcome)).stun is None
+
+    run(test)
 
 
 @LINUX_ONLY
