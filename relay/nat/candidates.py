@@ -11,6 +11,8 @@ before; and both directions must work in the end. `hopeless` goes through that f
 
 from dataclasses import dataclass
 from enum import Enum
+from ipaddress import ip_address
+from typing import Self
 
 from relay.nat.stun import Address
 
@@ -74,6 +76,24 @@ class NatClass:
             "filtering": self.filtering.value,
             "public_ip": self.public_ip,
         }
+
+    @classmethod
+    def from_json(cls, given: object) -> Self | None:
+        """Read what a peer says of itself; None for anything that `to_json` does not write."""
+        match given:
+            case {
+                "udp": bool(udp),
+                "translated": bool(translated),
+                "mapping": str(mapping),
+                "filtering": str(filtering),
+                "public_ip": None | str() as public_ip,
+            }:
+                try:
+                    ip = None if public_ip is None else str(ip_address(public_ip))
+                    return cls(udp, translated, Behaviour(mapping), Behaviour(filtering), ip)
+                except ValueError:
+                    return None
+        return None
 
 
 NO_UDP = NatClass(False, False, Behaviour.UNKNOWN, Behaviour.UNKNOWN)

@@ -3,6 +3,8 @@
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from relay.nat.candidates import NO_UDP, Behaviour, NatClass, Observation, hopeless, nat_class
 
@@ -97,3 +99,23 @@ def test_words_are_those_of_the_field() -> None:
     assert firewall.words == "no NAT, address-and-port-dependent filtering"
     assert nat("symmetric", "x").words.startswith("hard NAT (address-and-port-dependent mapping")
     assert nat("fullcone", "x").words.startswith("easy NAT (endpoint-independent mapping")
+
+
+@pytest.mark.parametrize("found", [NO_UDP, nat("symmetric", "192.0.2.1"), nat("open", "2001:db8::1")])
+def test_class_survives_the_wire(found: NatClass) -> None:
+    assert NatClass.from_json(found.to_json()) == found
+
+
+@given(
+    st.one_of(
+        st.none(),
+        st.lists(st.integers()),
+        st.dictionaries(
+            st.sampled_from(list(NO_UDP.to_json())),
+            st.one_of(st.none(), st.booleans(), st.text(), st.sampled_from([b.value for b in Behaviour])),
+        ),
+    )
+)
+def test_whatever_a_peer_says_is_a_class_or_nothing(said: object) -> None:
+    found = NatClass.from_json(said)
+    assert found is None or found.to_json() == said or found.public_ip is not None
