@@ -20,11 +20,12 @@ from e2e.natlab.lab import NAT_TYPES, Lab, Leg, why_not  # noqa: E402
 from e2e.natlab.swarm import LabSwarm  # noqa: E402
 
 
-def measure(model: Path, nat_a: str, nat_b: str, one_way_ms: float, watch_s: float) -> Row:
+def measure(model: Path, nat_a: str, nat_b: str, rtt_ms: float, relay_ms: float, watch_s: float) -> Row:
     """Run one swarm behind one pair of NATs."""
+    half = Leg(rtt_ms / 4)  # two legs, both ways
     with (
         TemporaryDirectory(prefix="bench-nat-") as folder,
-        Lab(nat_a, nat_b, leg_a=Leg(one_way_ms / 2), leg_b=Leg(one_way_ms / 2)) as lab,
+        Lab(nat_a, nat_b, leg_a=half, leg_b=half, leg_relay=Leg(relay_ms)) as lab,
     ):
         swarm = LabSwarm(lab, Path(folder))
         swarm.start_relay()
@@ -44,20 +45,25 @@ def main() -> int:
     parser = arguments(__doc__ or "")
     parser.add_argument("--nats", default=",".join(NAT_TYPES), help="kinds of NAT, comma between (all)")
     parser.add_argument("--rtt-ms", type=float, default=0.0, help="round trip between the two hosts (0)")
+    relay_help = "one way from the exchange to the relay; a direct path saves it four times (15)"
+    parser.add_argument("--relay-ms", type=float, default=15.0, help=relay_help)
     parser.add_argument(
-        "--watch-s", type=float, default=5.0, help="how long a pair may take to go direct (5)"
+        "--watch-s", type=float, default=8.0, help="how long a pair may take to go direct (8)"
     )
     given = parser.parse_args()
-    reason = why_not(delay=given.rtt_ms > 0)
+    reason = why_not(delay=given.rtt_ms + given.relay_ms > 0)
     if reason is not None:
         print(f"bench-nat: {reason}", file=sys.stderr)
         return 1
     kinds = given.nats.split(",")
     with TemporaryDirectory(prefix="bench-nat-model-") as folder:
         model = make_random_moe(Path(folder) / "model.gguf", Shape())
-        rows = [measure(model, a, b, given.rtt_ms / 2, given.watch_s) for a in kinds for b in kinds]
+        rows = [
+            measure(model, a, b, given.rtt_ms, given.relay_ms, given.watch_s) for a in kinds for b in kinds
+        ]
     report(
-        f"Pairs of NATs, backbone behind nat_a and node behind nat_b, {given.rtt_ms:g} ms round trip",
+        f"Pairs of NATs, backbone behind nat_a and node behind nat_b; round trip {given.rtt_ms:g} ms direct, "
+        f"{given.rtt_ms + 4 * given.relay_ms:g} ms through the relay",
         rows,
         given.json,
         ["times from the moment the relay knows the node; the first answer includes fetching slices"],
