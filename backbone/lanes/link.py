@@ -130,7 +130,7 @@ class Link:
                     self._write()
                     self._disarm()
                     if self.transport is not None:
-                        self.transport.close(code if 1000 <= code < 5000 and code != 1005 else 1000, reason)
+                        self.transport.close(code, reason)
                     on_closed, self._on_closed = self._on_closed, None
                     if on_closed is not None:
                         on_closed(self, reason or f"it ended ({code})")

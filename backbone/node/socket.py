@@ -20,6 +20,8 @@ from websockets.http11 import Response
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
+from relay.wire.close import clip_reason
+
 OPEN_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
 MAX_UNSENT_BYTES = 64 << 20  # replies a relay has not read; beyond this it is not reading at all
@@ -101,7 +103,8 @@ class ClientSocket(asyncio.Protocol):
         """Say goodbye; the connection ends by itself soon after."""
         self._on_closed = None
         if self._protocol.state is State.OPEN:
-            self._protocol.send_close(code, reason)
+            sayable = code in (1000, 1001) or 3000 <= code < 5000  # peers may have said any number
+            self._protocol.send_close(code if sayable else 1000, clip_reason(reason))
             self._flush()
             self._arm(CLOSE_TIMEOUT_S)
         else:

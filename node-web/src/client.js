@@ -6,6 +6,7 @@
  */
 
 import { CallRefused, messageOf, SliceFault, Unreachable } from './errors.js';
+import { NodeLinks } from './links.js';
 import { backoffS, NodeMachine } from './node.js';
 import { modelTag } from './wire/calls.js';
 import { clipReason } from './wire/close.js';
@@ -34,6 +35,7 @@ const IDLE_S = 0.02; // after so long without a call nothing has piled up
  * @property {Identity} identity
  * @property {{battery: number|null, metered: boolean}} power
  * @property {import('./transports/transport.js').Connect} connect
+ * @property {import('./links.js').Ways} [ways]  how links past the relay can be opened
  * @property {(onLost: (experts: PackedExpert[], why: string) => void) => Promise<Kernel>} loadKernel  `onLost`: what the kernel lost
  * @property {(build: string, why: string) => boolean} [dropKernel]  a build failed its test; is there another to try?
  * @property {import('./store.js').Keeper} keeper
@@ -101,6 +103,15 @@ export class NodeClient {
     this.timer = undefined;
     this.relay = '';
     this.path = '';
+    this.links = new NodeLinks({
+      ways: options.ways ?? {},
+      clock: this.clock,
+      onEvent: (link, event) => this.linkEvent(link, event),
+      signal: (peer, epoch, signal) => this.signal(peer, epoch, signal),
+      sha256: (data) => /** @type {Kernel} */ (this.kernel).sha256(data),
+    });
+    /** Calls that came on a link: where their answer goes. @type {Map<string, import('./links.js').Link>} */
+    this.callWays = new Map();
     this.lastClose = '';
     this.lastFault = '';
     this.bytesIn = 0;
@@ -193,7 +204,13 @@ export class NodeClient {
         case 'Reply': this.reply(effect.call, effect.result); break;
         case 'SendFailure': {
           const { peer, callId, epoch, code, message, phase, layer, expert } = effect;
-          this.live()?.sendFailure(peer, BigInt(callId), epoch, { code, message, phase, layer, expert });
+          const failure = { code, message, phase, layer, expert };
+          const link = this.wayBack(effect);
+          if (link === null) this.live()?.sendFailure(peer, BigInt(callId), epoch, failure);
+          else {
+            link.session.sendFailure(BigInt(callId), epoch, failure);
+            this.links.write(link);
+          }
           break;
         }
         case 'FetchSlice': this.fetch(effect.slice, effect.layer, effect.sizeBytes); break;
@@ -228,6 +245,7 @@ export class NodeClient {
       metered: this.power.metered,
       name: this.options.name.slice(0, 40),
       inventory: [...new Set([...held, ...this.options.keeper.inventory()])].sort(),
+      ...(this.links.lanes.length ? { lanes: this.links.lanes } : {}),
     });
   }
 
@@ -285,7 +303,16 @@ export class NodeClient {
   sessionEvents() {
     for (const event of this.session?.events() ?? []) {
       switch (event.type) {
-        case 'DispatchReceived': this.tell({ type: 'DispatchReceived', call: callOf(event) }); break;
+        case 'DispatchReceived':
+          this.callWays.delete(wayKey(event)); // asked again through the relay: answer there
+          this.path = this.transport?.path ?? this.path;
+          this.tell({ type: 'DispatchReceived', call: callOf(event) });
+          break;
+        case 'ProbeReceived':
+          this.live()?.sendEcho(event.peer, event.callId, event.epoch, event.answerBytes);
+          this.write();
+          break;
+        case 'SignalReceived': if (this.kernel !== null) this.links.signalled(event); break;
         case 'CancelReceived': this.tell({ type: 'CancelReceived', peer: event.peer, callId: event.callId }); break;
         case 'CorruptReceived': {
           const message = event.error.message.slice(0, 500);
@@ -312,6 +339,8 @@ export class NodeClient {
 
   /** @param {number} code @param {string} reason */
   disconnect(code, reason) {
+    this.links.closeAll('the session with the relay ended');
+    this.callWays.clear();
     this.write();
     if (this.transport !== null) {
       this.bytesIn += this.transport.bytesReceived;
@@ -530,9 +559,62 @@ export class NodeClient {
 
   /** @param {import('./node.js').Call} call @param {import('./wire/calls.js').Partial} partial */
   reply(call, partial) {
+    const link = this.wayBack(call);
+    if (link !== null) {
+      link.session.sendPartial(BigInt(call.callId), call.epoch, partial);
+      this.links.write(link);
+      return;
+    }
     this.live()?.sendPartial(call.peer, BigInt(call.callId), call.epoch, partial);
     this.write(); // at once: whoever waits, waits a layer of a token
   }
+
+  // --- links past the relay
+
+  /**
+   * A call on a link is a call like any other; its answer goes back the same way.
+   * @param {import('./links.js').Link} link
+   * @param {import('./wire/session.js').CallEvent} event
+   */
+  linkEvent(link, event) {
+    switch (event.type) {
+      case 'DispatchReceived':
+        this.callWays.set(wayKey(event), link);
+        this.path = link.transport.path;
+        this.tell({ type: 'DispatchReceived', call: callOf(event) });
+        break;
+      case 'CancelReceived': this.tell({ type: 'CancelReceived', peer: event.peer, callId: event.callId }); break;
+      case 'ProbeReceived': link.session.sendEcho(event.callId, event.epoch, event.answerBytes); break;
+      case 'CorruptReceived': {
+        const message = event.error.message.slice(0, 500);
+        const failure = { code: 'bad_frame', message, phase: 'queue', layer: null, expert: null };
+        link.session.sendFailure(event.callId, event.epoch, failure);
+        break;
+      }
+      default: // nothing to do
+    }
+  }
+
+  /** @param {number} peer @param {number} epoch @param {Omit<import('./wire/messages.js').Signal, 'type'>} signal */
+  signal(peer, epoch, signal) {
+    const state = this.session?.state;
+    if (state !== 'ready' && state !== 'draining') return;
+    this.session?.sendSignal(peer, epoch, signal);
+    this.write();
+  }
+
+  /** The link an answer goes to; null: the relay, also for calls whose link is gone. @param {{peer: number, callId: bigint|number|string}} call */
+  wayBack(call) {
+    const key = wayKey(call);
+    const link = this.callWays.get(key);
+    this.callWays.delete(key);
+    return link?.session.ready ? link : null;
+  }
+}
+
+/** @param {{peer: number, callId: bigint|number|string}} call */
+function wayKey({ peer, callId }) {
+  return `${peer}/${callId}`;
 }
 
 /** @param {DispatchReceived} received @returns {import('./node.js').Call} */

@@ -2,6 +2,7 @@
 
 import { lookAtDevice, MB, workersFor } from './device.js';
 import { identity } from './identity.js';
+import { RtcHost } from './transports/webrtc.js';
 import { SurroundingsWatch } from './surroundings.js';
 import { ContributePanel } from './ui/contribute.js';
 import { FactsPanel } from './ui/facts.js';
@@ -13,6 +14,7 @@ import { PledgePanel } from './ui/pledge.js';
 const TOO_OLD = 'The page’s worker does not start. Reload the page; if that does not help, use a current Chrome, Edge, Firefox or Safari (iOS 16.4 or later).';
 
 const device = lookAtDevice();
+const rtc = new RtcHost();
 /** @type {Worker|null} */
 let worker = null;
 /** @type {Status|null} */
@@ -37,7 +39,11 @@ function tell(message) {
 /** @param {() => void} [onForgotten] @returns {Worker} */
 function openWorker(onForgotten) {
   const opened = new Worker(new URL('worker.js', import.meta.url), { type: 'module' });
-  opened.onmessage = ({ data }) => (data.type === 'status' ? show(data.status) : onForgotten?.());
+  opened.onmessage = ({ data }) => {
+    if (data.type === 'status') show(data.status);
+    else if (data.type === 'rtc') rtc.answer(data.offer);
+    else onForgotten?.();
+  };
   opened.onerror = (event) => {
     event.preventDefault();
     stopWorker();
@@ -51,6 +57,7 @@ function openWorker(onForgotten) {
 function stopWorker() {
   worker?.terminate();
   worker = null;
+  rtc.close();
   surroundings.keepAwake(false);
 }
 
@@ -66,6 +73,7 @@ function start(memoryMb) {
     name: nameOf(),
     identity: identity(),
     power: surroundings.power(),
+    rtc: rtc.able,
     workers: askedWorkers() ?? workersFor(device),
   };
   tell({ type: 'start', settings });

@@ -3,7 +3,7 @@
  *
  * In:  {type: 'start', settings} · {type: 'pause', paused} · {type: 'leave'} · {type: 'sleep', reason} · {type: 'look'}
  *      {type: 'power', power} · {type: 'forget'}
- * Out: {type: 'status', status} · {type: 'forgotten'}
+ * Out: {type: 'status', status} · {type: 'forgotten'} · {type: 'rtc', offer: {sdp, stun, port}}
  */
 
 import { NodeClient } from './client.js';
@@ -11,7 +11,8 @@ import { messageOf, Unreachable } from './errors.js';
 import { KernelBuilds } from './kernels/choose.js';
 import { PoolKernel } from './kernels/pool.js';
 import { Keeper, openStore } from './store.js';
-import { sessionUrl, WebSocketTransport } from './transports/websocket.js';
+import { RtcTransport } from './transports/webrtc.js';
+import { linkUrl, sessionUrl, WebSocketTransport } from './transports/websocket.js';
 
 const STATUS_MS = 250;
 const TICK_MS = 1000;
@@ -24,6 +25,7 @@ const JUMP_MS = 6000; // a tick this late means we did not run: no session survi
  * @property {string} name
  * @property {import('./client.js').Identity} identity
  * @property {{battery: number|null, metered: boolean}} power
+ * @property {boolean} rtc  whether the page can open data channels
  * @property {number} workers  that compute; with one, this worker computes itself
  */
 
@@ -34,7 +36,7 @@ let due;
 let lastTick = Date.now();
 
 /** @param {Settings} settings */
-async function start({ page, memoryBytes, name, identity, power, workers }) {
+async function start({ page, memoryBytes, name, identity, power, workers, rtc }) {
   const keeper = new Keeper(await openStore(), memoryBytes);
   await keeper.open();
   const builds = new KernelBuilds((build) => readKernel(new URL(`kernels/kernel-${build}.wasm`, page)));
@@ -48,6 +50,10 @@ async function start({ page, memoryBytes, name, identity, power, workers }) {
     keeper,
     agent: `page ${navigator.userAgent}`.slice(0, 200),
     connect: (handlers) => new WebSocketTransport(sessionUrl(page), handlers),
+    ways: {
+      direct: (url, handlers) => new WebSocketTransport(linkUrl(url), handlers, 'direct'),
+      ...(rtc ? { webrtc: openChannel } : {}),
+    },
     loadKernel: (onLost) => loadKernel(builds, workers, onLost),
     dropKernel: (build, why) => {
       builds.drop(build, why);
@@ -73,6 +79,16 @@ async function loadKernel(builds, workers, onLost) {
     }
   }
   return builds.choose();
+}
+
+/**
+ * Have the page answer an offer: workers have no RTCPeerConnection.
+ * @type {NonNullable<import('./links.js').Ways['webrtc']>}
+ */
+function openChannel(offer, handlers, say) {
+  const { port1, port2 } = new MessageChannel();
+  postMessage({ type: 'rtc', offer: { ...offer, port: port2 } }, { transfer: [port2] });
+  return new RtcTransport(port1, handlers, say);
 }
 
 /** @param {URL} url */

@@ -14,10 +14,11 @@ export class WebSocketTransport {
   /**
    * @param {string} url ws: or wss:
    * @param {TransportHandlers} handlers
+   * @param {string} [path] how the bytes travel
    * @param {typeof WebSocket} [Socket] another implementation, for tests
    */
-  constructor(url, handlers, Socket = WebSocket) {
-    this.path = 'relayed';
+  constructor(url, handlers, path = 'relayed', Socket = WebSocket) {
+    this.path = path;
     this.bytesSent = 0;
     this.bytesReceived = 0;
     this.opened = false;
@@ -65,6 +66,14 @@ export class WebSocketTransport {
       handlers?.onClosed(code, reason);
     }
   }
+}
+
+/** The URL to dial of one that was announced. @param {string} announced @returns {string} */
+export function linkUrl(announced) {
+  const url = new URL(announced);
+  url.protocol = { 'http:': 'ws:', 'https:': 'wss:' }[url.protocol] ?? url.protocol;
+  url.pathname = `${url.pathname.replace(/\/$/, '')}/v1/link`;
+  return url.href;
 }
 
 /** The session URL of the relay that serves this page. @param {string} page @returns {string} */

@@ -253,3 +253,13 @@ def test_address_to_listen_on_is_read() -> None:
     for bad in ("80", "a:b", "a:70000", ":80"):
         with pytest.raises(ValueError, match="no HOST:PORT"):
             listen_at(bad)
+
+
+@pytest.mark.parametrize("code", [0, 1005, 1006, 2500, 4401])
+async def test_link_that_ends_with_any_code_and_a_long_reason_harms_nobody(tmp_path: Path, code: int) -> None:
+    async with swarm(tmp_path, LOOPBACK) as (_, backbone, _):
+        await backbone.until_lane(DIRECT)
+        link = backbone.chooser._peers[backbone.peers.nodes[0].peer].in_use
+        assert link is not None
+        link.ended(code, "é" * 400)
+        await backbone.ask(1)

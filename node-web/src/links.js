@@ -1,0 +1,146 @@
+/**
+ * The node's end of links to its backbone: does what the backbone's signals ask, and owns what comes of it.
+ * Mirrors `backbone/node/links.py`. Calls go to the same machine as those from the relay.
+ */
+
+import { messageOf } from './errors.js';
+import { CloseCode } from './wire/close.js';
+import { LinkSession, unhex } from './wire/link.js';
+
+const MAX_LINKS = 8; // a backbone has one per lane
+const KEY = /^[0-9a-f]{64}$/;
+
+/**
+ * @typedef {import('./transports/transport.js').Transport} Transport
+ * @typedef {import('./transports/transport.js').TransportHandlers} TransportHandlers
+ * @typedef {(kind: string, data: Record<string, string>) => void} Say
+ * @typedef {Transport & {candidate: (candidate: string, mid: string) => void}} ChannelTransport
+ *
+ * @typedef {object} Ways  how this device can open links; what it cannot is missing
+ * @property {(url: string, handlers: TransportHandlers) => Transport} [direct]  a WebSocket
+ * @property {(offer: {sdp: string, stun: string|undefined}, handlers: TransportHandlers, say: Say) => ChannelTransport} [webrtc]
+ *
+ * @typedef {{session: LinkSession, transport: Transport, timer: ReturnType<typeof setTimeout>|undefined}} Link
+ */
+
+/** All links of one node. */
+export class NodeLinks {
+  /**
+   * @param {object} options
+   * @param {Ways} options.ways
+   * @param {() => number} options.clock
+   * @param {(link: Link, event: import('./wire/session.js').CallEvent) => void} options.onEvent
+   * @param {(peer: number, epoch: number, signal: Omit<import('./wire/messages.js').Signal, 'type'>) => void} options.signal
+   * @param {(data: Uint8Array) => string} options.sha256
+   */
+  constructor({ ways, clock, onEvent, signal, sha256 }) {
+    this.ways = ways;
+    this.clock = clock;
+    this.onEvent = onEvent;
+    this.signal = signal;
+    this.sha256 = sha256;
+    /** @type {Map<string, Link>} */
+    this.links = new Map();
+  }
+
+  /** What the Offer says. @returns {string[]} */
+  get lanes() {
+    return Object.keys(this.ways);
+  }
+
+  /** @param {import('./wire/session.js').SignalReceived} received */
+  signalled({ peer, epoch, signal: { kind, link: id, data } }) {
+    const say = (/** @type {string} */ answer, /** @type {Record<string, string>} */ values) => {
+      this.signal(peer, epoch, { kind: answer, link: id, data: values });
+    };
+    if (kind === 'candidate') {
+      const transport = /** @type {Partial<ChannelTransport>|undefined} */ (this.links.get(id)?.transport);
+      transport?.candidate?.(data.candidate ?? '', data.mid ?? '');
+      return;
+    }
+    if (!KEY.test(data.key ?? '') || this.links.has(id)) return;
+    const known = { peer, epoch, key: unhex(data.key) };
+    const { direct, webrtc } = this.ways;
+    try {
+      if (this.links.size >= MAX_LINKS) throw new Error('there are too many links');
+      if (kind === 'dial' && direct !== undefined) {
+        this.open(id, known, true, say, (handlers) => direct(data.url ?? '', handlers));
+      } else if (kind === 'offer' && webrtc !== undefined) {
+        const offer = { sdp: data.sdp ?? '', stun: data.stun };
+        this.open(id, known, false, say, (handlers) => webrtc(offer, handlers, say));
+      } else throw new Error(`${kind} is not possible here`);
+    } catch (error) {
+      say('failed', { reason: messageOf(error).slice(0, 200) });
+    }
+  }
+
+  /**
+   * @param {string} id
+   * @param {import('./wire/link.js').LinkKey} known
+   * @param {boolean} opens
+   * @param {Say} say
+   * @param {(handlers: TransportHandlers) => Transport} make
+   */
+  open(id, known, opens, say, make) {
+    const nonce = [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, '0')).join('');
+    const session = new LinkSession(this.clock(), { nonce, link: id, known, opens, sha256: this.sha256 });
+    const transport = make({
+      onOpen: () => {
+        if (opens) session.start();
+        this.pump(link);
+      },
+      onMessage: (data) => {
+        if (typeof data !== 'string') session.receiveData(new Uint8Array(data), this.clock());
+        this.pump(link);
+      },
+      onClosed: (_, reason) => {
+        if (!session.ready) say('failed', { reason: (reason || 'it could not be opened').slice(0, 200) });
+        session.receiveClose(reason);
+        this.pump(link);
+      },
+    });
+    /** @type {Link} */
+    const link = { session, transport, timer: undefined };
+    this.links.set(id, link);
+    this.pump(link);
+  }
+
+  /** Handle events, write what is due, arm the timer. @param {Link} link */
+  pump(link) {
+    const { session } = link;
+    for (const event of session.events()) {
+      if (event.type === 'Closed') this.drop(link);
+      else if (event.type !== 'LinkReady') this.onEvent(link, event);
+    }
+    this.write(link);
+    clearTimeout(link.timer);
+    const at = session.nextTimer();
+    if (at !== null) {
+      link.timer = setTimeout(() => {
+        session.handleTimer(this.clock());
+        this.pump(link);
+      }, Math.max(0, at - this.clock()) * 1000);
+    }
+  }
+
+  /** @param {Link} link */
+  write(link) {
+    for (const data of link.session.dataToSend()) link.transport.send(data);
+  }
+
+  /** @param {Link} link */
+  drop(link) {
+    this.write(link);
+    clearTimeout(link.timer);
+    link.transport.close(1000, '');
+    this.links.delete(link.session.link);
+  }
+
+  /** The pairing or the session is over. @param {string} reason */
+  closeAll(reason) {
+    for (const link of [...this.links.values()]) {
+      link.session.close(CloseCode.GOING_AWAY, reason);
+      this.drop(link);
+    }
+  }
+}
