@@ -48,7 +48,6 @@ const FAILURE_PHASES = /** @type {const} */ (['queue', 'send', 'compute', 'retur
  * @property {'before'|'after'} weight_position
  * @property {boolean} biased
  * @property {boolean} [scaled] missing: false
- * @property {boolean} [scaled] missing: false
  *
  * @typedef {{x32: number, x16: number[]|null}} LayerGrid
  * @typedef {{type: 'Hello', role: 'node'|'backbone', id: string, secret: string, token: string|null, agent: string,

