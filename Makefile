@@ -4,7 +4,7 @@ PY = $(VENV)/bin/python
 JSON ?=
 JSON_FLAG = $(if $(JSON),--json $(JSON),)
 
-.PHONY: help setup demo check test test-js e2e bench bench-kernel bench-relay bench-wire bench-floor bench-llama-cpp bench-nat clean
+.PHONY: help setup demo check test test-js e2e bench bench-kernel bench-relay bench-wire bench-floor bench-llama-cpp bench-nat bench-paths clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -47,6 +47,9 @@ bench-llama-cpp: setup
 
 bench-nat: setup  ## which pairs of NATs end direct, which relayed (Linux, root, nftables)
 	$(PY) bench/bench_nat.py $(JSON_FLAG)
+
+bench-paths: setup  ## message round trips over each lane (Linux, root, nftables)
+	$(PY) bench/bench_paths.py $(JSON_FLAG)
 
 clean:           ## remove what was built
 	rm -rf relay/_built backbone/_built dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
