@@ -5,16 +5,20 @@ Every metric of the backbone, read from the tally when it is asked for: counting
 |---|---|---|
 | swarm_layer_calls_total | calls of the engine | |
 | swarm_rows_total | token rows through a layer | |
-| swarm_node_calls_total, swarm_node_expert_rows_total | answers used, expert rows in them | node, kernel,
-path | | swarm_node_sent_bytes_total, swarm_node_received_bytes_total | bytes of frames | node, kernel, path |
-| swarm_node_failures_total | calls computed elsewhere in the end | node, kernel, path |
-| swarm_node_round_trip_seconds | seconds, of the newest calls | node, kernel, path, quantile |
+| swarm_node_calls_total, swarm_node_expert_rows_total | answers used, expert rows in them | node, kernel |
+| swarm_node_sent_bytes_total, swarm_node_received_bytes_total | bytes of frames | node, kernel |
+| swarm_node_failures_total | calls computed elsewhere in the end | node, kernel |
+| swarm_node_round_trip_seconds | seconds, of the newest calls | node, kernel, quantile |
+| swarm_node_lane_calls_total | answers by the lane that brought them | node, lane |
+| swarm_node_lane_in_use | 1: this lane carries the node's calls now | node, lane |
+| swarm_node_lane_evidence_age_seconds | since the lane in use was measured; missing: never | node, lane |
 | swarm_retries_total, swarm_hedges_total, swarm_failed_calls_total | events | |
 | swarm_relay_connected | 0 or 1 | |
 | engine_resident_bytes | bytes | |
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,16 +26,25 @@ from prometheus_client.registry import Collector
 
 from backbone.experts.tally import Tally
 
-NODE_LABELS = ("node", "kernel", "path")
+NODE_LABELS = ("node", "kernel")
+LANE_LABELS = ("node", "lane")
+
+type Lanes = Callable[[], Mapping[str, Mapping[str, Any]]]
+"""node id -> what `LaneChooser.describe` says of it"""
 
 
 class _TallyCollector(Collector):
     def __init__(
-        self, tally: Tally, connected: Callable[[], bool], engine_rss_bytes: Callable[[], int]
+        self,
+        tally: Tally,
+        connected: Callable[[], bool],
+        engine_rss_bytes: Callable[[], int],
+        lanes: Lanes,
     ) -> None:
         self._tally = tally
         self._connected = connected
         self._engine_rss_bytes = engine_rss_bytes
+        self._lanes = lanes
 
     def collect(self) -> Iterable[Metric]:
         tally = self._tally
@@ -61,7 +74,7 @@ class _TallyCollector(Collector):
             "swarm_node_round_trip_seconds", "of its newest calls", labels=(*NODE_LABELS, "quantile")
         )
         for node_id, work in tally.work.items():
-            labels = (node_id, work.kernel, work.path)
+            labels = (node_id, work.kernel)
             calls.add_metric(labels, work.calls)
             rows.add_metric(labels, sum(work.rows.values()))
             sent.add_metric(labels, work.bytes_out)
@@ -70,12 +83,27 @@ class _TallyCollector(Collector):
             for share in (0.5, 0.95):
                 round_trip.add_metric((*labels, str(share)), work.round_trip_ms(share) / 1e3)
         yield from (calls, rows, sent, received, failures, round_trip)
+        yield from self._lane_metrics()
+
+    def _lane_metrics(self) -> Iterable[Metric]:
+        calls = CounterMetricFamily("swarm_node_lane_calls", "answers by lane", labels=LANE_LABELS)
+        in_use = GaugeMetricFamily("swarm_node_lane_in_use", "1: it carries the calls", labels=LANE_LABELS)
+        age = GaugeMetricFamily(
+            "swarm_node_lane_evidence_age_seconds", "since the lane in use was measured", labels=LANE_LABELS
+        )
+        for node_id, path in self._lanes().items():
+            in_use.add_metric((node_id, path["lane"]), 1)
+            if path["evidence_age_s"] is not None:
+                age.add_metric((node_id, path["lane"]), path["evidence_age_s"])
+            for lane, number in path["calls"].items():
+                calls.add_metric((node_id, lane), number)
+        yield from (calls, in_use, age)
 
 
 def tally_registry(
-    tally: Tally, connected: Callable[[], bool], engine_rss_bytes: Callable[[], int]
+    tally: Tally, connected: Callable[[], bool], engine_rss_bytes: Callable[[], int], lanes: Lanes = dict
 ) -> Callable[[], bytes]:
     """Give a function that writes all metrics in Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(_TallyCollector(tally, connected, engine_rss_bytes))
+    registry.register(_TallyCollector(tally, connected, engine_rss_bytes, lanes))
     return lambda: generate_latest(registry)

@@ -239,6 +239,7 @@ class Backbone:
                 self.dispatcher.tally,
                 lambda: self.lane is not None and self.lane.connected,
                 self.engine.rss_bytes,
+                lambda: {} if self.chooser is None else self.chooser.described(),
             ),
         )
         try:

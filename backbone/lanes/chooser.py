@@ -321,6 +321,10 @@ class LaneChooser:
             "calls": dict(lanes.calls),
         }
 
+    def described(self) -> dict[str, dict[str, Any]]:
+        """Describe all nodes, by id."""
+        return {lanes.node.node_id: self.describe(peer) for peer, lanes in self._peers.items()}
+
     # -- opening
 
     def _arm(self, lanes: _Lanes) -> None:

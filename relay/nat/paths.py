@@ -34,7 +34,7 @@ class PathPolicy:
     hysteresis_ms: float = 0.2
     probes: int = 8
     max_lost: int = 0
-    recheck_s: float = 60.0
+    recheck_s: float = 300.0  # a race costs up to 1 MB, and phones pay for it
     retry_s: float = 15.0
     retry_max_s: float = 600.0
     missed: int = 2

@@ -12,7 +12,7 @@ from relay.nat.paths import (
     better_path,
 )
 
-POLICY = PathPolicy()
+POLICY = PathPolicy(recheck_s=60.0)
 
 
 def evidence(lost: int = 0, **ms: float | list[float]) -> Evidence:
