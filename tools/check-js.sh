@@ -4,5 +4,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/node-path.sh "${1:-.venv}"
 cd node-web
-[ node_modules/.package-lock.json -nt package.json ] || npm install --no-audit --no-fund --silent --no-save
-exec npx --no-install tsc --project tsconfig.json
+[ node_modules/.package-lock.json -nt package-lock.json ] || npm ci --no-audit --no-fund --silent
+exec node node_modules/typescript/bin/tsc --project tsconfig.json
