@@ -70,6 +70,8 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
                        help="let all calls go through the relay")  # fmt: skip
     serve.add_argument("--hedge", action="store_true", default=default("hedge", "") == "1",
                        help="ask a second holder when the first is late by its own measure")  # fmt: skip
+    serve.add_argument("--allow-inexact", action="store_true", default=default("allow_inexact", "") == "1",
+                       help="also ask nodes with a kernel that is not exact (webgpu)")  # fmt: skip
     serve.add_argument("--local-cache", type=size_bytes, default=default("local_cache", "1GiB"),
                        metavar="SIZE", help="memory for experts that no node holds (1GiB)")  # fmt: skip
     serve.add_argument("--cache-dir", type=Path, default=default("cache_dir", None), metavar="DIR",
@@ -128,6 +130,7 @@ def config_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Confi
         speculate=args.speculate,
         grid=Grid[args.grid.upper()],
         hedge=args.hedge,
+        allow_inexact=args.allow_inexact,
         local_cache_bytes=args.local_cache,
     )
 

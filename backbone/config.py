@@ -23,9 +23,10 @@ class Config:
     host, port: the public port (0: any free one). api_keys: who may ask; empty: everybody who reaches the
     port. context: tokens per slot. parallel: slots. threads: 0 = all cores. speculate: None or "ngram".
     grid: how exact partials travel, see CONTRACT.md "Grid". hedge: ask a second holder when the first is
-    late. listen: where nodes may reach this backbone directly. links: whether calls may leave the relayed
-    lane. paths: when they do. local_cache_bytes: packed experts kept in memory for what no node holds.
-    call_timeout_s: longest layer call.
+    late. allow_inexact: also ask nodes that compute within a tolerance only. listen: where nodes may reach
+    this backbone directly. links: whether calls may leave the relayed lane. paths: when they do.
+    local_cache_bytes: packed experts kept in memory for what no node holds. call_timeout_s: longest layer
+    call.
     """
 
     model: Path
@@ -42,6 +43,7 @@ class Config:
     speculate: Literal["ngram"] | None = None
     grid: Grid = Grid.X32
     hedge: bool = False
+    allow_inexact: bool = False
     local_cache_bytes: int = 1 << 30
     call_timeout_s: float = 120.0
     listen: ListenAt | None = None

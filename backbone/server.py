@@ -127,7 +127,12 @@ class Backbone:
             layer_plans(self.model, grids, config.grid),
             config.grid,
             local,
-            DispatchPolicy(config.deadlines, config.hedge, local_only=config.relay is None),
+            DispatchPolicy(
+                config.deadlines,
+                config.hedge,
+                local_only=config.relay is None,
+                allow_inexact=config.allow_inexact,
+            ),
             model_tag(self.manifest.model),
         )
         self._answer = self.dispatcher.call

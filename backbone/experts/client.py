@@ -23,7 +23,7 @@ from backbone.experts.deadlines import DeadlinePolicy, NodeRecord
 from backbone.experts.dispatch import Picks, row_chunks
 from backbone.experts.local import LocalExperts, LocalRows
 from backbone.experts.native import KernelError
-from backbone.experts.nodes import NOBODY, Node, NodeTable
+from backbone.experts.nodes import NOBODY, Node, NodeTable, eligible
 from backbone.experts.plans import LayerPlan
 from backbone.experts.round import Action, CancelCall, Compute, Round, Send, Timing
 from backbone.experts.tally import Tally, Work
@@ -46,12 +46,13 @@ class DispatchPolicy:
     How the dispatcher behaves.
 
     local_only: use no node at all. hedge: ask a replica (or this machine) when a node is late by its own
-    measure.
+    measure. allow_inexact: also ask nodes that compute within a tolerance only (graphics devices).
     """
 
     deadlines: DeadlinePolicy = DeadlinePolicy()
     hedge: bool = False
     local_only: bool = False
+    allow_inexact: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,6 +132,7 @@ class Dispatcher:
 
     def nodes_changed(self, nodes: list[Node]) -> None:
         """Take the complete list of nodes that are ready."""
+        nodes = eligible(nodes, self.policy.allow_inexact)
         gone = self.nodes.replace(nodes)
         for node in nodes:
             self._records.setdefault(node.node_id, NodeRecord(self.policy.deadlines))

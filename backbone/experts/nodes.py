@@ -52,6 +52,14 @@ def nodes_of(peers: Peers) -> list[Node]:
     ]
 
 
+INEXACT_KERNELS = frozenset({"webgpu"})  # a class of their own: wasm/CONTRACT.md, "WebGPU"
+
+
+def eligible(nodes: list[Node], allow_inexact: bool) -> list[Node]:
+    """Leave out nodes whose kernel promises a tolerance, not the exact bits, unless they are allowed."""
+    return [node for node in nodes if allow_inexact or node.kernel not in INEXACT_KERNELS]
+
+
 class NodeTable:
     """The nodes of now, by id and by handle, and who holds what."""
 

@@ -14,6 +14,7 @@ from time import strftime
 from urllib.parse import urlsplit
 
 from backbone.experts.native import KernelFault, NativeKernel
+from backbone.experts.webgpu import WebGpuKernel
 from backbone.lanes.direct import ListenAt, listen_at
 from backbone.node.client import ClientConfig, NodeClient, Status
 from backbone.node.machine import State
@@ -82,6 +83,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tls-cert", type=Path, metavar="PEM", help="certificate of --listen; any, it is pinned")
     p.add_argument("--tls-key", type=Path, metavar="PEM", help="its key")
     p.add_argument("--no-links", action="store_true", help="let all calls come through the relay")
+    p.add_argument(
+        "--kernel",
+        choices=["native", "webgpu"],
+        default="native",
+        help="webgpu: this machine's graphics device, for backbones that allow inexact nodes (native)",
+    )
     p.add_argument("--verbose", action="store_true", help="say more")
     return p
 
@@ -95,11 +102,10 @@ def main(argv: list[str] | None = None) -> int:
     listen = None
     if args.listen is not None:
         listen = ListenAt.of(args.listen, args.public_url, args.tls_cert, args.tls_key)
-    config = ClientConfig(
-        args.relay, args.memory, args.name[:40], args.threads, listen, links=not args.no_links
-    )
+    threads = 1 if args.kernel == "webgpu" else args.threads
+    config = ClientConfig(args.relay, args.memory, args.name[:40], threads, listen, links=not args.no_links)
     try:
-        kernel = NativeKernel()
+        kernel = WebGpuKernel() if args.kernel == "webgpu" else NativeKernel()
     except KernelFault as exc:
         print(f"expert-node: {exc}", file=sys.stderr)
         return 1
@@ -110,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     return uvloop.run(_serve(config, kernel))
 
 
-async def _serve(config: ClientConfig, kernel: NativeKernel) -> int:
+async def _serve(config: ClientConfig, kernel: NativeKernel | WebGpuKernel) -> int:
     loop = asyncio.get_running_loop()
     reporter = Reporter(config, loop)
     client = NodeClient(config, kernel, reporter.changed)

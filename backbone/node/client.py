@@ -21,6 +21,8 @@ import numpy as np
 
 from backbone.errors import BackboneError
 from backbone.experts.native import NativeKernel
+from backbone.experts.webgpu import WebGpuKernel
+from backbone.experts.webgpu import refusal as graphics_refusal
 from backbone.lanes.direct import ListenAt
 from backbone.lanes.link import Link
 from backbone.model.formula import Formula
@@ -100,7 +102,7 @@ class NodeClient:
     def __init__(
         self,
         config: ClientConfig,
-        kernel: NativeKernel,
+        kernel: NativeKernel | WebGpuKernel,
         on_change: Callable[[], None] = lambda: None,
         identity: Identity | None = None,
     ) -> None:
@@ -404,6 +406,9 @@ class NodeClient:
                     "layer %d is not served: its slices do not have the size of its formula", assigned.layer
                 )
                 continue
+            if isinstance(self._kernel, WebGpuKernel) and (why := graphics_refusal(work.formula)):
+                log.error("layer %d is not served by the graphics kernel: %s", assigned.layer, why)
+                continue
             self._work[assigned.layer] = work
             layers.append(
                 ev.AssignedLayer(
@@ -440,12 +445,30 @@ class NodeClient:
     # --- kernel
 
     async def _test_kernel(self) -> None:
+        """Test the kernel; take a lost graphics device anew, or go on without one."""
+        kernel = self._kernel
+        lost = isinstance(kernel, WebGpuKernel) and kernel.lost is not None
         try:
-            gb_per_s = await self._loop.run_in_executor(self._compute, prove_and_time, self._kernel)
+            if isinstance(kernel, WebGpuKernel) and lost:
+                await self._loop.run_in_executor(self._compute, kernel.reopen)
+            gb_per_s = await self._loop.run_in_executor(self._compute, prove_and_time, kernel)
         except Exception as exc:  # whatever it is: a kernel that cannot pass its test must not serve
-            self._tell(ev.KernelFault(str(exc)))
-        else:
-            self._tell(ev.KernelTested(self._kernel.build, gb_per_s))
+            if isinstance(kernel, NativeKernel):
+                self._tell(ev.KernelFault(str(exc)))
+                return
+            log.error("going on without the graphics device: %s", exc)
+            self._kernel = NativeKernel()
+            self._lose_slices()
+            await self._test_kernel()
+            return
+        if lost:
+            self._lose_slices()
+        self._tell(ev.KernelTested(kernel.build, gb_per_s))
+
+    def _lose_slices(self) -> None:
+        lost = tuple(sorted(self._held))
+        self._held.clear()
+        self._tell(ev.SlicesLost(lost))
 
     def _compute_call(self, compute: ev.Compute) -> None:
         """
@@ -457,12 +480,15 @@ class NodeClient:
         dispatch = compute.call.body.dispatch
         layer = self.machine.layer(compute.call.layer)
         numbers = sorted(set(compute.call.experts))
-        packed = [self._held[layer.experts[expert]].packed for expert in numbers]
+        held = [self._held.get(layer.experts[expert]) for expert in numbers]
+        packed = [slice_.packed for slice_ in held if slice_ is not None]
         read_bytes = len(dispatch.experts) * layer.slice_bytes
         work = layer.body
         assert isinstance(work, LayerWork)
 
         def run() -> Partial | Refused:
+            if len(packed) < len(numbers):
+                return Refused("not_held", "an expert of this call is gone")
             try:
                 return answer(self._kernel, work, dispatch, numbers, packed)
             except Exception as exc:
@@ -474,7 +500,8 @@ class NodeClient:
             with contextlib.suppress(RuntimeError):  # the loop is gone: the node was stopped meanwhile
                 self._loop.call_soon_threadsafe(self._computed, compute.ticket, result)
 
-        if read_bytes <= INLINE_BYTES and self.machine.running == 1:
+        at_once = isinstance(self._kernel, NativeKernel) and read_bytes <= INLINE_BYTES
+        if at_once and self.machine.running == 1:
             self._computed(compute.ticket, run())
         else:
             self._compute.submit(run_in_thread)

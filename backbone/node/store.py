@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import httpx
 
 from backbone.experts.native import NativeKernel, PackedExpert
+from backbone.experts.webgpu import DeviceExpert, WebGpuKernel
 from backbone.model.formula import Formula
 
 FETCH_TIMEOUT_S = 30.0  # between two pieces of the body; the relay itself waits 10 s for the backbone
@@ -23,7 +24,7 @@ class SliceFault(Exception):
 class HeldSlice:
     """One packed expert and what it weighed on the wire."""
 
-    packed: PackedExpert
+    packed: PackedExpert | DeviceExpert
     size_bytes: int
 
 
@@ -51,7 +52,9 @@ async def fetch_slice(http: httpx.AsyncClient, slice_id: str, size_bytes: int) -
     return bytes(body)
 
 
-def verify_and_pack(kernel: NativeKernel, formula: Formula, slice_id: str, data: bytes) -> HeldSlice:
+def verify_and_pack(
+    kernel: NativeKernel | WebGpuKernel, formula: Formula, slice_id: str, data: bytes
+) -> HeldSlice:
     """
     Check the bytes against their name, then lay them out for the kernel. Blocks; run it in a thread.
 

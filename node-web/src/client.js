@@ -354,7 +354,7 @@ export class NodeClient {
   /** Keep the layers this kernel can compute; name the others. @param {import('./wire/messages.js').Assign} assign */
   assignmentOf(assign) {
     const layers = assign.layers.filter((layer) => {
-      const why = refusal(layer.formula);
+      const why = refusal(layer.formula) ?? this.kernel?.refusal?.(layer.formula) ?? null;
       if (why !== null) this.fault(`layer ${layer.layer} is not served: ${why}`);
       return why === null;
     });

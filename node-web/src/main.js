@@ -75,6 +75,7 @@ function start(memoryMb) {
     power: surroundings.power(),
     rtc: rtc.able,
     workers: askedWorkers() ?? workersFor(device),
+    gpu: device.webgpu && new URLSearchParams(location.search).get('gpu') === '1',
   };
   tell({ type: 'start', settings });
   contribute.running(true);

@@ -10,6 +10,7 @@ import { NodeClient } from './client.js';
 import { messageOf, Unreachable } from './errors.js';
 import { KernelBuilds } from './kernels/choose.js';
 import { PoolKernel } from './kernels/pool.js';
+import { WebGpuKernel } from './kernels/webgpu.js';
 import { Keeper, openStore } from './store.js';
 import { RtcTransport } from './transports/webrtc.js';
 import { linkUrl, sessionUrl, WebSocketTransport } from './transports/websocket.js';
@@ -27,6 +28,7 @@ const JUMP_MS = 6000; // a tick this late means we did not run: no session survi
  * @property {{battery: number|null, metered: boolean}} power
  * @property {boolean} rtc  whether the page can open data channels
  * @property {number} workers  that compute; with one, this worker computes itself
+ * @property {boolean} gpu  whether the graphics device is asked first; only backbones that allow inexact nodes call it
  */
 
 /** @type {NodeClient|null} */
@@ -36,7 +38,7 @@ let due;
 let lastTick = Date.now();
 
 /** @param {Settings} settings */
-async function start({ page, memoryBytes, name, identity, power, workers, rtc }) {
+async function start({ page, memoryBytes, name, identity, power, workers, gpu, rtc }) {
   const keeper = new Keeper(await openStore(), memoryBytes);
   await keeper.open();
   const builds = new KernelBuilds((build) => readKernel(new URL(`kernels/kernel-${build}.wasm`, page)));
@@ -54,7 +56,10 @@ async function start({ page, memoryBytes, name, identity, power, workers, rtc })
       direct: (url, handlers) => new WebSocketTransport(linkUrl(url), handlers, 'direct'),
       ...(rtc ? { webrtc: openChannel } : {}),
     },
-    loadKernel: (onLost) => loadKernel(builds, workers, onLost),
+    loadKernel: async (onLost) => {
+      const graphics = gpu && !builds.out.has('webgpu') ? await loadGraphics(builds, new URL('src/kernels/webgpu.wgsl', page), onLost) : null;
+      return graphics ?? loadKernel(builds, workers, onLost);
+    },
     dropKernel: (build, why) => {
       builds.drop(build, why);
       return true; // when none is left, loading says so
@@ -89,6 +94,18 @@ function openChannel(offer, handlers, say) {
   const { port1, port2 } = new MessageChannel();
   postMessage({ type: 'rtc', offer: { ...offer, port: port2 } }, { transfer: [port2] });
   return new RtcTransport(port1, handlers, say);
+}
+
+/** The kernel on the graphics device, or null. @param {KernelBuilds} builds @param {URL} url @param {(experts: import('./kernels/kernel.js').PackedExpert[], why: string) => void} onLost */
+async function loadGraphics(builds, url, onLost) {
+  const exact = await builds.choose();
+  const wgsl = new TextDecoder().decode(await readKernel(url));
+  try {
+    return await WebGpuKernel.open({ exact, wgsl, onLost });
+  } catch (error) {
+    builds.drop('webgpu', messageOf(error));
+    return null;
+  }
 }
 
 /** @param {URL} url */

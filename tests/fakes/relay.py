@@ -29,6 +29,7 @@ WAIT_S = 10.0
 ROOT = Path(__file__).resolve().parents[2]
 CSP = "default-src 'self' 'wasm-unsafe-eval'; connect-src 'self' ws: wss:"
 MIME = {
+    ".wgsl": "text/plain; charset=utf-8",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript",
     ".css": "text/css",

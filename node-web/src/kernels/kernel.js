@@ -44,6 +44,7 @@ import { NodeError } from '../errors.js';
  * @property {(data: Uint8Array) => string} sha256 lower-case hex
  * @property {number} [width] how many calls it can work at, 1 when it does not say
  * @property {() => void} [close] give all memory back
+ * @property {(formula: Formula) => string|null} [refusal] what this kernel cannot compute though others can
  */
 
 /** One expert in the kernel's memory. Only its kernel reads the fields; `sizeBytes` is 0 once freed. */

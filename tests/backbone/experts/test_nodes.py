@@ -1,6 +1,8 @@
 """The table of nodes: complete lists in, holders per layer out."""
 
-from backbone.experts.nodes import Node, NodeTable
+from dataclasses import replace
+
+from backbone.experts.nodes import Node, NodeTable, eligible
 
 
 def node(node_id: str, peer: int, epoch: int = 1, **experts: list[int]) -> Node:
@@ -25,3 +27,10 @@ def test_a_node_that_was_paired_anew_counts_as_gone() -> None:
     table.replace([node("a", 1, epoch=1), node("b", 2, epoch=1), node("c", 3, epoch=1)])
     assert table.replace([node("a", 1, epoch=2), node("b", 9, epoch=1), node("c", 3, epoch=1)]) == {"a", "b"}
     assert table.by_peer[9].node_id == "b"
+
+
+def test_a_node_that_is_not_exact_is_eligible_only_where_that_is_allowed() -> None:
+    names = ("native-avx2", "wasm-plain", "wasm-relaxed16", "webgpu", "native-neon")
+    nodes = [replace(node(name, number), kernel=name) for number, name in enumerate(names)]
+    assert [n.kernel for n in eligible(nodes, allow_inexact=False)] == [n for n in names if n != "webgpu"]
+    assert eligible(nodes, allow_inexact=True) == nodes
