@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from time import monotonic
@@ -78,6 +78,7 @@ class Backbone:
         self.chooser: LaneChooser | None = None
         self.url = ""
         self._answer: OnCall
+        self._on_welcome: Callable[[], None] = lambda: None
         self._slice_place: dict[str, tuple[int, int]] = {}
         self._stack = AsyncExitStack()
 
@@ -177,6 +178,7 @@ class Backbone:
             self._slice_bytes,
             lambda echo: self._chooser.echo_received(echo),
             lambda signal: self._chooser.signal_received(signal),
+            lambda: self._on_welcome(),
         )
         self.lane = RelayedLane(relay_url, hello, Register(self.config.name, manifest), handlers)
         self.chooser = await self._lanes(relay_url, self.lane)
@@ -214,7 +216,9 @@ class Backbone:
                 raise BackboneError(f"cannot listen for links on {where}: {exc}") from exc
             self._stack.callback(listener.close)
         openers[DIRECT] = DirectOpener(relay_url, listener)
-        openers[WEBRTC] = WebRtcOpener(lambda: relayed.stun)
+        openers[WEBRTC] = webrtc = WebRtcOpener(lambda: relayed.stun)
+        self._on_welcome = webrtc.prepare
+        self._stack.callback(webrtc.close)
         return chooser
 
     @property

@@ -1,6 +1,7 @@
 """The promise: no shape of the swarm, no failure and no hedge changes a bit of the logits."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,11 @@ import pytest
 from backbone.experts.deadlines import DeadlinePolicy
 from backbone.experts.tally import Tally
 from backbone.gate.logits import Generation, greedy
+from backbone.lanes.direct import ListenAt
 from e2e.browser.tab import Tab, chromium
 from e2e.conftest import NUM_TOKENS
 from e2e.swarm import Swarm, swarm, until, while_running
+from tests.fakes.linked import EAGER
 from tests.fakes.lying_node import Vice
 
 
@@ -111,6 +114,31 @@ async def test_the_relay_restarted_in_mid_generation_changes_nothing_and_nodes_r
         again = await greedy(demo_model, prompts[:1], 2, swarm=s.backbone.dispatcher.call)
         assert again[0].logits.tobytes() == reference[0].logits[:2].tobytes()
         assert Tally.LOCAL_NAME not in rows_of(s)
+
+
+async def test_calls_that_leave_the_relay_and_come_back_change_nothing(
+    demo_model: Path, cache_dir: Path, prompts: list[list[int]], reference: list[Generation]
+) -> None:
+    """Every lane that works is taken, and lost again and again in mid-generation."""
+    async with swarm(demo_model, cache_dir, nodes=2, listen=ListenAt("127.0.0.1", 0), paths=EAGER) as s:
+        chooser = s.backbone.chooser
+        assert chooser is not None
+        lost = 0
+
+        async def lose_links() -> None:
+            nonlocal lost
+            while True:
+                await asyncio.sleep(1.0)
+                for lanes in list(chooser._peers.values()):
+                    if lanes.in_use is not None:
+                        lanes.in_use.ended(1006, "pulled out")
+                        lost += 1
+
+        generation = greedy(demo_model, prompts, NUM_TOKENS, swarm=s.backbone.dispatcher.call)
+        same_bits(await while_running(generation, lose_links), reference)
+        calls = sum((lanes.calls for lanes in chooser._peers.values()), start=Counter[str]())
+        assert lost > 0 and calls["relayed"] > 0 and calls["direct"] + calls["webrtc"] > 0
+        assert s.backbone.dispatcher.tally.failed_calls == 0
 
 
 async def test_hedged_calls_change_nothing(

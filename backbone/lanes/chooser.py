@@ -230,7 +230,7 @@ class LaneChooser:
         if found is None or found[0].node.peer != received.peer:
             return
         if received.signal.kind == "failed":
-            found[1].fail(received.signal.data.get("reason", "the node could not")[:100])
+            found[1].fail(received.signal.data.get("reason", "the node could not")[:200])
         else:
             found[1].signalled(received.signal)
 

@@ -64,7 +64,8 @@ class LaneHandlers:
 
     on_peers: the complete list of nodes that are ready. on_answer: an answer to one of our calls.
     on_lost: the connection ended, one sentence why. slice_bytes: give one slice's bytes by its SHA-256, or
-    None. on_echo: the answer to a probe. on_signal: what a node says about links.
+    None. on_echo: the answer to a probe. on_signal: what a node says about links. on_welcome: a session with
+    the relay began.
     """
 
     on_peers: Callable[[Peers], None]
@@ -73,6 +74,7 @@ class LaneHandlers:
     slice_bytes: Callable[[str], bytes | None]
     on_echo: Callable[[EchoReceived], None] = lambda echo: None
     on_signal: Callable[[SignalReceived], None] = lambda signal: None
+    on_welcome: Callable[[], None] = lambda: None
 
 
 def session_url(relay_url: str) -> str:
@@ -238,6 +240,7 @@ class RelayedLane:
                     self._start_upload(slice_id)
                 case Welcome():
                     session.send_register(self._register)
+                    self._handlers.on_welcome()
                     log.info("connected to %s at %s", event.relay, self.relay_url)
                 case Drain():
                     self._pause_s = event.reconnect_after_s

@@ -10,6 +10,7 @@ one of them alone does not help. Without the package the lane is not offered.
 import asyncio
 import ctypes
 import functools
+import json
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -18,6 +19,8 @@ from typing import Any
 
 from backbone.lanes.chooser import Attempt
 from backbone.lanes.link import Link
+from relay.nat.candidates import NatClass, hopeless
+from relay.nat.classify import classify
 from relay.wire.errors import FrameTooLarge
 from relay.wire.messages import PeerNode, Signal
 from relay.wire.stream import Reassembler, pieces
@@ -26,6 +29,8 @@ log = logging.getLogger(__name__)
 
 WEBRTC = "webrtc"
 LABEL = "link"
+CLASSIFY_S = 3.0
+CLASS_KEPT_S = 600.0  # a machine that moved is classified anew within this time
 PIECE_BYTES = 64 << 10  # every end takes 256 KiB; a quarter lets beats pass between
 MAX_BUFFERED_BYTES = 1 << 20  # given to SCTP at once; Chrome closes a channel that is over-filled
 LOW_BYTES = 256 << 10
@@ -80,6 +85,58 @@ def without_local(sdp: str) -> str:
     """Take the candidates that are of no use out of a session description."""
     lines = sdp.splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("a=candidate:") or usable(line))
+
+
+class NatWatch:
+    """
+    What NAT this machine is behind, asked of the relay's STUN server now and then.
+
+    Behind a strict NAT that takes 2.3 s, so it is asked as soon as the relay is known: `prepare`.
+    """
+
+    def __init__(self) -> None:
+        self._asked: tuple[str, float] = ("", 0.0)
+        self._task: asyncio.Task[NatClass | None] | None = None
+
+    def prepare(self, stun: str | None) -> None:
+        """Begin to ask, unless the answer is known and fresh."""
+        now = asyncio.get_running_loop().time()
+        if stun is None or (self._asked[0] == stun and now - self._asked[1] < CLASS_KEPT_S):
+            return
+        self._asked = (stun, now)
+        self._task = asyncio.create_task(_classified(stun))
+
+    async def look(self, stun: str | None) -> NatClass | None:
+        """Give the class, None when nobody can tell; bounded in time."""
+        self.prepare(stun)
+        if stun is None or self._task is None:
+            return None
+        return await asyncio.shield(self._task)
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+async def _classified(stun: str) -> NatClass | None:
+    host, _, port = stun.rpartition(":")
+    try:
+        async with asyncio.timeout(CLASSIFY_S):
+            return await classify(host.strip("[]"), int(port))
+    except (OSError, ValueError, TimeoutError) as exc:
+        log.info("the NAT could not be classified: %s", exc or "no answer in time")
+        return None
+
+
+def why_hopeless(ours: NatClass | None, theirs: str | None) -> str | None:
+    """Say why a punch between us and who says this of their NAT need not be tried; None: try."""
+    try:
+        other = None if theirs is None else NatClass.from_json(json.loads(theirs))
+    except ValueError:
+        return None
+    if ours is None or other is None or not hopeless(ours, other):
+        return None
+    return f"no way through both NATs: here {ours.words}; there {other.words}"
 
 
 class RtcEnd:
@@ -273,12 +330,22 @@ class WebRtcOpener:
 
     def __init__(self, stun: Callable[[], str | None]) -> None:
         self._stun = stun
+        self._nat = NatWatch()
+
+    def prepare(self) -> None:
+        """The relay is known now: find out what NAT we are behind."""
+        if native() is not None:
+            self._nat.prepare(self._stun())
+
+    def close(self) -> None:
+        self._nat.close()
 
     def offers(self, node: PeerNode) -> bool:
         return WEBRTC in node.lanes and native() is not None
 
     async def open(self, attempt: Attempt) -> None:
         stun = self._stun()
+        nat = await self._nat.look(stun)
         end = RtcEnd(attempt.make_link(), attempt.signal, stun)
 
         def signalled(signal: Signal) -> None:
@@ -293,4 +360,6 @@ class WebRtcOpener:
         attempt.signalled = signalled
         attempt.close = lambda: end.close(1001, "the attempt is over")
         extra = {"key": attempt.known.key.hex()}
+        if nat is not None:
+            extra["nat"] = json.dumps(nat.to_json())
         end.offer(extra | {"stun": stun} if stun else extra)

@@ -338,7 +338,9 @@ class NodeClient:
                     failure = Failure("bad_frame", str(event.error)[:500], "queue")
                     if self._session is not None and self._session.closed is None:
                         self._session.send_failure(event.peer, event.call_id, event.epoch, failure)
-                case messages.Welcome():
+                case messages.Welcome(stun=stun):
+                    if self.config.links:
+                        self._links.welcomed(stun)
                     self._last_close = ""
                     self._tell(ev.Welcomed())
                 case messages.Assign():

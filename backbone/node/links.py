@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 
 from backbone.lanes.direct import LinkListener, ListenAt, dial
 from backbone.lanes.link import Link, accepting_session, opening_session
-from backbone.lanes.webrtc import WEBRTC, RtcEnd, native
+from backbone.lanes.webrtc import WEBRTC, NatWatch, RtcEnd, native, why_hopeless
 from relay.wire.close import CloseCode
 from relay.wire.fields import is_hex
 from relay.wire.link import LinkEvent, LinkKey
@@ -20,6 +20,7 @@ from relay.wire.session import SignalReceived
 log = logging.getLogger(__name__)
 
 EXPECT_S = 10.0
+MAX_EARLY = 32
 MAX_LINKS = 8  # a backbone has one per lane
 
 type SendSignal = Callable[[int, int, Signal], None]
@@ -45,6 +46,8 @@ class NodeLinks:
         self._expected: dict[str, LinkKey] = {}
         self._links: set[Link] = set()
         self._channels: dict[str, RtcEnd] = {}  # by link id
+        self._early: dict[str, list[Signal]] = {}  # candidates of offers we still look at
+        self._nat = NatWatch()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -67,6 +70,11 @@ class NodeLinks:
         """How many links can carry calls."""
         return sum(link.ready for link in self._links)
 
+    def welcomed(self, stun: str | None) -> None:
+        """The relay is known now: find out what NAT we are behind, a link may need to know."""
+        if native() is not None:
+            self._nat.prepare(stun)
+
     def signalled(self, received: SignalReceived) -> None:
         """The backbone said something about a link; what makes no sense is answered with `failed`."""
         signal, data = received.signal, received.signal.data
@@ -77,6 +85,8 @@ class NodeLinks:
         if signal.kind == "candidate":
             if (channel := self._channels.get(signal.link)) is not None:
                 channel.candidate(data.get("candidate", ""), data.get("mid", ""))
+            elif len(early := self._early.get(signal.link, [])) < MAX_EARLY:
+                early.append(signal)
             return
         key = data.get("key", "")
         if not is_hex(key, 64):
@@ -100,18 +110,33 @@ class NodeLinks:
                 self._links.add(link)
                 self._start(dial(data.get("url", ""), link, data.get("fingerprint"), None))
             case "offer" if native() is not None and len(self._links) < MAX_LINKS:
-
-                def over(link: Link, why: str) -> None:
-                    self._channels.pop(signal.link, None)
-                    self._closed(link, why)
-
-                session = accepting_session("node", {signal.link: known}.get)
-                link = Link(session, self._made, self._on_event, over)
-                self._links.add(link)
-                channel = self._channels[signal.link] = RtcEnd(link, say, data.get("stun"))
-                self._start(channel.accept(data.get("sdp", "")))
+                self._early[signal.link] = []
+                self._start(self._answer(signal, known, say))
             case _:
                 say("failed", {"reason": f"{signal.kind} is not possible here"})
+
+    async def _answer(
+        self, signal: Signal, known: LinkKey, say: Callable[[str, Mapping[str, str]], None]
+    ) -> None:
+        """Answer an offer of a data channel, unless no punch can come through both NATs."""
+        data = signal.data
+        why = why_hopeless(await self._nat.look(data.get("stun")), data.get("nat"))
+        early = self._early.pop(signal.link, [])
+        if why is not None:
+            say("failed", {"reason": why[:200]})
+            return
+
+        def over(link: Link, why: str) -> None:
+            self._channels.pop(signal.link, None)
+            self._closed(link, why)
+
+        session = accepting_session("node", {signal.link: known}.get)
+        link = Link(session, self._made, self._on_event, over)
+        self._links.add(link)
+        channel = self._channels[signal.link] = RtcEnd(link, say, data.get("stun"))
+        for candidate in early:
+            channel.candidate(candidate.data.get("candidate", ""), candidate.data.get("mid", ""))
+        await channel.accept(data.get("sdp", ""))
 
     def close_all(self, reason: str) -> None:
         """The pairing or the session is over."""
@@ -124,6 +149,7 @@ class NodeLinks:
     def close(self) -> None:
         """Let go of everything, the listener too."""
         self.close_all("the node stops")
+        self._nat.close()
         for task in self._tasks:
             task.cancel()
         if self._listener is not None:
