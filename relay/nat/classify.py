@@ -20,7 +20,8 @@ async def classify(host: str, port: int, alternate_port: int | None = None) -> N
     """
     Classify the way from here to that server.
 
-    The server's second address, if it has one, is learnt from its answer. Does not raise for networks that
+    The server's second address, if it has one, is learnt from its answer; with one address its second port is
+    taken to be the next, as it is by default. Does not raise for networks that
     are down or names that do not resolve: that is "no UDP".
     """
     return nat_class(await observe(host, port, alternate_port))
@@ -45,9 +46,9 @@ async def observe(host: str, port: int, alternate_port: int | None = None) -> Ob
             if first is None or first.mapped is None:
                 return nothing
             other = first.other
-            second_port = (server[0], other[1] if other else alternate_port or 0)
+            second_port = (server[0], other[1] if other else alternate_port or port + 1)
             by_port, by_address = await asyncio.gather(
-                mapping.ask(second_port) if second_port[1] else _none(),
+                mapping.ask(second_port),
                 mapping.ask((other[0], port)) if other else _none(),
             )
     except OSError:
