@@ -280,3 +280,15 @@ async def test_second_tab_of_the_same_browser_is_told_apart_when_the_relay_repla
     await relay.say(lambda session: session.close(4409, "replaced"))
     await tab.wait_for(state="closed")
     assert "joined again elsewhere" in await tab.text("#detail")
+
+
+async def test_a_tab_with_several_workers_answers_with_the_same_bytes(
+    relay: FakeRelay, browser: Browser
+) -> None:
+    tab = Tab(await browser.new_page())
+    await tab.page.goto(relay.url + "/?workers=3#auto")
+    await assign(relay)
+    await tab.wait_for(state="serving", layers="3")
+    assert len(tab.page.workers) == 4, "one that speaks, three that compute"
+    await check_calls(relay, 1, 12)
+    assert tab.complaints == []
