@@ -31,6 +31,7 @@ from backbone.lanes.webrtc import WEBRTC, WebRtcOpener, native  # noqa: E402
 from backbone.model.gguf import open_model  # noqa: E402
 from backbone.model.random_model import Shape, make_random_moe  # noqa: E402
 from backbone.model.slices import LayerGrid, build_manifest, slice_hashes  # noqa: E402
+from backbone.node.socket import connected, tune  # noqa: E402
 from e2e.natlab.lab import RELAY, Lab, Leg, why_not  # noqa: E402
 from relay.nat.paths import RELAYED, SIZES_KB, PathPolicy  # noqa: E402
 from relay.wire.fields import Fields  # noqa: E402
@@ -125,8 +126,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 async def tcp(host: str) -> Ask:
     """Connect to the echo; gives what times one message."""
-    reader, writer = await asyncio.open_connection(host, TCP_PORT)
-    tune(writer.get_extra_info("socket"))
+    reader, writer = await asyncio.open_connection(sock=await connected(host, TCP_PORT))
 
     async def ask(size_kb: int) -> float:
         data = bytes(size_kb << 10)
@@ -178,21 +178,19 @@ def row(lane: str, size_kb: int, state: str, rtt_ms: float, took_s: list[float],
     }
 
 
-def tune(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
-
-
 async def echo(host: str) -> None:
     """The far end of `tcp`."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tune(writer.get_extra_info("socket"))
         while data := await reader.read(1 << 16):
             writer.write(data)
         writer.close()
 
-    async with await asyncio.start_server(serve, host, TCP_PORT) as server:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    tune(listener)
+    listener.bind((host, TCP_PORT))
+    async with await asyncio.start_server(serve, sock=listener) as server:
         await server.serve_forever()
 
 
@@ -212,7 +210,7 @@ def in_lab(rtt_ms: float, loss_pct: float, quick: bool) -> list[Row]:
         caches = {"XDG_CACHE_HOME": name, "XDG_STATE_HOME": name}
         python = sys.executable
         lab.start("relay", python, "-m", "relay.cli", "serve", "--port", str(PORT),
-                  "--backbone-token", TOKEN, environment=caches, log=folder / "relay.log")  # fmt: skip
+                  "--backbone-token", TOKEN, "--stun-addresses", RELAY, environment=caches, log=folder / "relay.log")  # fmt: skip
         lab.start("hB", python, __file__, "--echo", NODE_ADDRESS, log=folder / "echo.log")
         lab.start("hB", python, "-m", "backbone.node.cli", "--relay", f"http://{RELAY}:{PORT}",
                   "--memory", "64MB", "--threads", "1", "--listen", f"{NODE_ADDRESS}:{NODE_PORT}",

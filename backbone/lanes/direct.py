@@ -142,7 +142,6 @@ class AcceptedSocket(ClientSocket):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        tune(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -182,9 +181,16 @@ class LinkListener:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(where.certificate, where.key)
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            self._accept, where.host, where.port, backlog=BACKLOG, ssl=context
-        )
+        family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tune(listener)  # each accepted socket inherits it
+            listener.bind((where.host, where.port))
+            self._server = await loop.create_server(self._accept, sock=listener, backlog=BACKLOG, ssl=context)
+        except BaseException:
+            listener.close()
+            raise
         port = self._server.sockets[0].getsockname()[1]
         scheme = "ws" if context is None else "wss"
         host = f"[{where.host}]" if ":" in where.host else where.host

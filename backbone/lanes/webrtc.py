@@ -136,6 +136,8 @@ def why_hopeless(ours: NatClass | None, theirs: str | None) -> str | None:
         return None
     if ours is None or other is None or not hopeless(ours, other):
         return None
+    if not (ours.udp and other.udp):
+        return None  # perhaps only the STUN server cannot be reached: a try costs little
     return f"no way through both NATs: here {ours.words}; there {other.words}"
 
 

@@ -127,6 +127,7 @@ OTHER_HARD = replace(HARD, public_ip="192.0.2.3")
         (HARD, None, True),
         (HARD, "nonsense", True),
         (HARD, "{}", True),
+        (replace(HARD, udp=False), json.dumps(OTHER_HARD.to_json()), True),  # or STUN alone is unreachable
     ],
 )
 def test_punch_is_not_tried_where_no_packet_can_come_through(
