@@ -210,7 +210,8 @@ def in_lab(rtt_ms: float, loss_pct: float, quick: bool) -> list[Row]:
         caches = {"XDG_CACHE_HOME": name, "XDG_STATE_HOME": name}
         python = sys.executable
         lab.start("relay", python, "-m", "relay.cli", "serve", "--port", str(PORT),
-                  "--backbone-token", TOKEN, "--stun-addresses", RELAY, environment=caches, log=folder / "relay.log")  # fmt: skip
+                  "--backbone-token", TOKEN, "--stun-addresses", RELAY,
+                  environment=caches, log=folder / "relay.log")  # fmt: skip
         lab.start("hB", python, __file__, "--echo", NODE_ADDRESS, log=folder / "echo.log")
         lab.start("hB", python, "-m", "backbone.node.cli", "--relay", f"http://{RELAY}:{PORT}",
                   "--memory", "64MB", "--threads", "1", "--listen", f"{NODE_ADDRESS}:{NODE_PORT}",
