@@ -32,7 +32,7 @@ from backbone.model.gguf import open_model  # noqa: E402
 from backbone.model.random_model import Shape, make_random_moe  # noqa: E402
 from backbone.model.slices import LayerGrid, build_manifest, slice_hashes  # noqa: E402
 from backbone.node.socket import connected, tune  # noqa: E402
-from e2e.natlab.lab import RELAY, Lab, Leg, why_not  # noqa: E402
+from e2e.natlab.lab import RELAY, RELAY_2, Lab, Leg, why_not  # noqa: E402
 from relay.nat.paths import RELAYED, SIZES_KB, PathPolicy  # noqa: E402
 from relay.wire.fields import Fields  # noqa: E402
 from relay.wire.manifest import Manifest  # noqa: E402
@@ -210,7 +210,7 @@ def in_lab(rtt_ms: float, loss_pct: float, quick: bool) -> list[Row]:
         caches = {"XDG_CACHE_HOME": name, "XDG_STATE_HOME": name}
         python = sys.executable
         lab.start("relay", python, "-m", "relay.cli", "serve", "--port", str(PORT),
-                  "--backbone-token", TOKEN, "--stun-addresses", RELAY,
+                  "--backbone-token", TOKEN, "--stun-addresses", f"{RELAY},{RELAY_2}",
                   environment=caches, log=folder / "relay.log")  # fmt: skip
         lab.start("hB", python, __file__, "--echo", NODE_ADDRESS, log=folder / "echo.log")
         lab.start("hB", python, "-m", "backbone.node.cli", "--relay", f"http://{RELAY}:{PORT}",

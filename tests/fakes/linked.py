@@ -67,11 +67,9 @@ class LinkedBackbone:
 
     async def until_ready(self, nodes: int = 1) -> None:
         """Wait for so many nodes that hold everything."""
-        layers = len(self.model.ids)
+        whole = {layer: tuple(range(len(ids))) for layer, ids in enumerate(self.model.ids)}
         await self.until(
-            lambda: (
-                len(self.peers.nodes) == nodes and all(len(n.experts) == layers for n in self.peers.nodes)
-            ),
+            lambda: len(self.peers.nodes) == nodes and all(n.experts == whole for n in self.peers.nodes),
             "nodes",
         )
 
