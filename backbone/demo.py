@@ -18,7 +18,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -286,7 +286,7 @@ async def _process(log: Path, *command: str) -> AsyncIterator[asyncio.subprocess
                 await process.wait()
 
 
-async def _until(check, timeout_s: float, what: str, log: Path) -> None:  # type: ignore[no-untyped-def]
+async def _until(check: Callable[[], Awaitable[bool]], timeout_s: float, what: str, log: Path) -> None:
     """Wait until `check()` is true; when it never is, show the end of the log that should tell why."""
     give_up = time.monotonic() + timeout_s
     while not await check():

@@ -67,7 +67,7 @@ class _Sent:
 class _Call:
     """A round in flight and what its frames need."""
 
-    __slots__ = ("done", "encoded", "noted", "num_tokens", "plan", "round", "rows", "sent", "timer")
+    __slots__ = ("done", "noted", "num_tokens", "plan", "round", "rows", "sent", "timer")
 
     def __init__(self, plan: LayerPlan, rows: LocalRows, done: "asyncio.Future[None]") -> None:
         self.plan = plan
@@ -84,8 +84,8 @@ class Dispatcher:
     """
     Answer layer calls; owns the table of nodes and what each has shown.
 
-    Feed it from the lane: `nodes_changed` with each complete list, `frame_received` with each frame of a
-    call, `lane_lost` when the connection to the relay went away. All on one event loop.
+    Feed it from the lane: `nodes_changed` with each complete list, `answer_received` with each answer,
+    `lane_lost` when the connection to the relay went away. All on one event loop.
     """
 
     def __init__(
