@@ -176,7 +176,7 @@ class Dispatcher:
                     self._failed(call, answer.call_id, "return", str(exc), now)
                     return
                 sent = call.sent[answer.call_id]
-                self._records[node.node_id].answered(call.num_tokens, now - sent.at)
+                self._records[node.node_id].answered(call.num_tokens, now - sent.at, now)
                 work = self._work(node)
                 work.bytes_in += partial.frame_bytes
                 work.used(call.plan.layer, sent.num_picks, now - sent.at, partial.compute_us * 1e-6)
@@ -245,7 +245,7 @@ class Dispatcher:
 
     def _preference(self, rows: int, now: float) -> list[str]:
         usable = [node_id for node_id in self.nodes.by_id if self._records[node_id].usable(now)]
-        return sorted(usable, key=lambda node_id: (self._records[node_id].expected_s(rows), node_id))
+        return sorted(usable, key=lambda node_id: (self._records[node_id].expected_s(rows, now), node_id))
 
     def _timing(self, node_id: str, rows: int) -> Timing:
         record = self._records[node_id]

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 SIZE_CLASSES = (1, 8, 64)  # rows: one token, a speculated or batched step, a prompt piece, more
+MEMORY_HALF_LIFE_S = 3.0  # a node 40 times slower than another is tried again after 16 s: 1 % of its time
 WINDOW = 64  # calls remembered per size class: a few tokens' worth, so that a changed path shows soon
 
 
@@ -34,9 +35,11 @@ class NodeRecord:
     round_trips_s: dict[int, deque[float]] = field(default_factory=dict)
     failures: int = 0
     suspended_until: float = 0.0
+    answered_at: float = 0.0
 
-    def answered(self, rows: int, round_trip_s: float) -> None:
+    def answered(self, rows: int, round_trip_s: float, now: float) -> None:
         """Note a good answer."""
+        self.answered_at = now
         window = self.round_trips_s.setdefault(_size_class(rows), deque(maxlen=WINDOW))
         window.append(round_trip_s)
         self.failures = 0
@@ -72,10 +75,14 @@ class NodeRecord:
         p95 = self.percentile(rows, 0.95)
         return None if p95 is None else min(p95, self.deadline_s(rows))
 
-    def expected_s(self, rows: int) -> float:
-        """Rank nodes: what a call of this size is likely to take; unknown nodes are worth a try."""
+    def expected_s(self, rows: int, now: float) -> float:
+        """
+        Rank nodes: what a call of this size is likely to take; unknown nodes are worth a try.
+
+        A bad memory fades while the node is not asked, or one slow first call would cost it all later ones.
+        """
         p50 = self.percentile(rows, 0.5)
-        return 0.0 if p50 is None else p50
+        return 0.0 if p50 is None else p50 * 0.5 ** ((now - self.answered_at) / MEMORY_HALF_LIFE_S)
 
 
 def _size_class(rows: int) -> int:

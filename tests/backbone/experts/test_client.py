@@ -317,6 +317,8 @@ async def test_a_late_node_is_hedged_once_it_is_known_to_be_quick(model: Model) 
         b.nodes(list(range(8)))
         for _ in range(3):
             await b.dispatcher.call(next(stream))
+        b.dispatcher.tally.clear()  # a busy machine may have hedged one of these
+        b.lane.cancelled.clear()
         b.lane.behave[1] = lie_never
         call = next(stream)
         found = await asyncio.wait_for(b.dispatcher.call(call), 10)
