@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 SIZE_CLASSES = (1, 8, 64)  # rows: one token, a speculated or batched step, a prompt piece, more
+JUDGED_AFTER = 3  # answers of a size; the first one pays for cold caches, and a median of three forgives it
 MEMORY_HALF_LIFE_S = 3.0  # a node 40 times slower than another is tried again after 16 s: 1 % of its time
 WINDOW = 64  # calls remembered per size class: a few tokens' worth, so that a changed path shows soon
 
@@ -77,12 +78,14 @@ class NodeRecord:
 
     def expected_s(self, rows: int, now: float) -> float:
         """
-        Rank nodes: what a call of this size is likely to take; unknown nodes are worth a try.
+        Rank nodes: what a call of this size is likely to take; little known nodes are worth a try.
 
         A bad memory fades while the node is not asked, or one slow first call would cost it all later ones.
         """
         p50 = self.percentile(rows, 0.5)
-        return 0.0 if p50 is None else p50 * 0.5 ** ((now - self.answered_at) / MEMORY_HALF_LIFE_S)
+        if p50 is None or len(self.round_trips_s[_size_class(rows)]) < JUDGED_AFTER:
+            return 0.0
+        return p50 * 0.5 ** ((now - self.answered_at) / MEMORY_HALF_LIFE_S)
 
 
 def _size_class(rows: int) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backbone.experts.deadlines import MEMORY_HALF_LIFE_S, DeadlinePolicy, NodeRecord
+from backbone.experts.deadlines import JUDGED_AFTER, MEMORY_HALF_LIFE_S, DeadlinePolicy, NodeRecord
 
 
 def record(**bounds: float) -> NodeRecord:
@@ -48,10 +48,19 @@ def test_a_failing_node_rests_longer_each_time_and_recovers_at_once() -> None:
 
 
 def test_a_slow_answer_fades_while_the_node_is_not_asked() -> None:
-    """Else one slow first call, say of a page still warming up, would keep a node idle for good."""
+    """Else one slow spell would keep a node idle for good."""
     node = record()
-    node.answered(1, 0.8, now=10.0)
+    for _ in range(JUDGED_AFTER):
+        node.answered(1, 0.8, now=10.0)
     assert node.expected_s(1, now=10.0) == 0.8
     assert node.expected_s(1, now=10.0 + 3 * MEMORY_HALF_LIFE_S) == pytest.approx(0.1)
     node.answered(1, 0.8, now=20.0)
     assert node.expected_s(1, now=20.0) == 0.8
+
+
+def test_a_node_is_judged_by_more_than_its_first_answer() -> None:
+    node = record()
+    for round_trip_s in (0.9, 0.01, 0.01):
+        assert node.expected_s(1, now=10.0) == 0.0
+        node.answered(1, round_trip_s, now=10.0)
+    assert node.expected_s(1, now=10.0) == 0.01
