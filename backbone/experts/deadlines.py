@@ -9,6 +9,7 @@ costs one deadline, not one per layer.
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
+from math import exp2
 
 SIZE_CLASSES = (1, 8, 64)  # rows: one token, a speculated or batched step, a prompt piece, more
 JUDGED_AFTER = 3  # answers of a size; the first one pays for cold caches, and a median of three forgives it
@@ -85,7 +86,7 @@ class NodeRecord:
         p50 = self.percentile(rows, 0.5)
         if p50 is None or len(self.round_trips_s[_size_class(rows)]) < JUDGED_AFTER:
             return 0.0
-        return p50 * 0.5 ** ((now - self.answered_at) / MEMORY_HALF_LIFE_S)
+        return p50 * exp2((self.answered_at - now) / MEMORY_HALF_LIFE_S)
 
 
 def _size_class(rows: int) -> int:
