@@ -166,7 +166,7 @@ def read_facts(relay_url: str | None, model: Path | None) -> BackboneFacts:
     kernel, fault = None, ""
     try:
         native = NativeKernel()
-        native.known_answer_test()
+        native.known_answer_test(every=True)
         kernel = native.build
     except KernelFault as exc:
         fault = str(exc)

@@ -149,6 +149,14 @@ void expert_sha256(const uint8_t *data, size_t size_bytes, uint8_t digest[32]);
 // Known-answer test `index` with 1, 2 or 7 rows (CONTRACT.md "Known answers"): computes it, writes
 // its digest, compares with hashes.txt. First one test for each format, in the order of
 // expert_format_type(), then the formulas.
+//
+// expert_self_tests_for() names the tests (with 2 and with 7 rows) that must pass before slices of
+// this formula are packed: its formats, and whatever else it has in common with a known formula. For
+// null, those that must pass before anything: one format of each kind of product, under a
+// millisecond. Returns how many were written, or why the formula cannot be computed.
+enum { EXPERT_MAX_SELF_TESTS = 16 };
+int32_t expert_self_tests_for(const ExpertFormula *formula,
+                              int32_t tests[EXPERT_MAX_SELF_TESTS]);
 int32_t expert_num_self_tests(void);
 ptrdiff_t expert_self_test_scratch_bytes(void);
 int32_t expert_self_test(int32_t index, int32_t num_tokens, uint8_t *scratch, size_t scratch_bytes,

@@ -71,6 +71,7 @@ enum {
     NUM_FORMULAS = sizeof formulas / sizeof formulas[0],
     NUM_FORMULA_TYPES = sizeof formula_types / sizeof formula_types[0]
 };
+_Static_assert(3 + NUM_FORMULAS <= EXPERT_MAX_SELF_TESTS, "expert_self_tests_for() needs room");
 
 // Word `index` of a stream: a bijective mix of a counter, so that any language can make any word at
 // once.
@@ -240,6 +241,52 @@ static int matches(const uint8_t *digest, const char *hex) {
         same &= hex[2 * i] == digits[digest[i] >> 4] && hex[2 * i + 1] == digits[digest[i] & 15];
     }
     return same;
+}
+
+// ---- which tests stand for what
+
+// One format for each kind of product in simd.h (f8, dot_s8, part_dot), all of small shapes.
+static const int32_t core_types[] = {0, 8, 2};
+
+static int32_t test_of_type(int32_t type) {
+    for (int32_t i = 0; i < expert_num_formats(); i++)
+        if (expert_format_type(i) == type) return i;
+    return EXPERT_UNSUPPORTED_FORMAT;
+}
+
+// Does known formula `number` take a way through hidden.c that `formula` takes as well?
+static int shares_a_way(int32_t number, const ExpertFormula *formula) {
+    const ExpertFormula *known = &formulas[number];
+    const int plain_silu = formula->activation == EXPERT_SILU && formula->limit == 0;
+    return (known->activation == formula->activation && !plain_silu) ||
+           (known->weight_position && formula->weight_position) ||
+           (known->extras & formula->extras);
+}
+
+static int32_t add_test(int32_t test, int32_t count, int32_t *tests) {
+    for (int32_t i = 0; i < count; i++)
+        if (tests[i] == test) return count;
+    tests[count] = test;
+    return count + 1;
+}
+
+EXPERT_EXPORT(expert_self_tests_for)
+int32_t expert_self_tests_for(const ExpertFormula *formula,
+                              int32_t tests[EXPERT_MAX_SELF_TESTS]) {
+    int32_t count = 0;
+    if (!formula) {
+        for (size_t i = 0; i < sizeof core_types / sizeof core_types[0]; i++)
+            count = add_test(test_of_type(core_types[i]), count, tests);
+        return count;
+    }
+    if (expert_slice_bytes(formula) < 0) return (int32_t)expert_slice_bytes(formula);
+    if (formula->gate_type >= 0) count = add_test(test_of_type(formula->gate_type), count, tests);
+    count = add_test(test_of_type(formula->up_type), count, tests);
+    count = add_test(test_of_type(formula->down_type), count, tests);
+    for (int32_t number = 0; number < NUM_FORMULAS; number++)
+        if (shares_a_way(number, formula))
+            count = add_test(expert_num_formats() + number * NUM_FORMULA_TYPES, count, tests);
+    return count;
 }
 
 EXPERT_EXPORT(expert_num_self_tests) int32_t expert_num_self_tests(void) {

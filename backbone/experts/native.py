@@ -15,7 +15,7 @@ caller's or belongs to the calling thread, so any number of threads may compute 
 import ctypes
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import local
 from typing import Any
@@ -35,6 +35,7 @@ ACTIVATION_NUMBERS = {
     "silu": 0, "gelu": 1, "relu": 2, "relu2": 3, "swiglu_oai": 4, "swiglu_clamp": 5, "situ": 6,
 }  # fmt: skip  # enum expert_activation
 WEIGHT_POSITION_NUMBERS = {"after": 0, "before": 1}  # enum expert_weight_position
+MAX_SELF_TESTS = 16
 SELF_TEST_ROWS = (2, 7)  # together they have a tile of every size
 ALIGN = 64
 _ARM = platform.machine().lower() in ("arm64", "aarch64")
@@ -151,6 +152,7 @@ class NativeKernel:
         self.build = f"native-{self._lib.expert_build().decode()}"
         self._formulas: dict[Formula, tuple[_CFormula, int, int]] = {}
         self._scratch = _Scratch()
+        self._proven: set[int] = set()  # known-answer tests that this build passed
 
     def pack(self, formula: Formula, slice_bytes: Buffer) -> PackedExpert:
         """
@@ -160,6 +162,7 @@ class NativeKernel:
             NonFinite: a weight or scale is an infinity or NaN.
             BadCall: the length is not that of the formula.
             NotSupported: no such format or formula yet.
+            KernelFault: this build gives a wrong answer in one of these formats; the message names the test.
         """
         c_formula, _, packed_bytes = self._formula(formula)
         data = np.frombuffer(slice_bytes, np.uint8)
@@ -239,16 +242,32 @@ class NativeKernel:
         _raise(used, "partial not encoded")
         return widths.tobytes(), data[:used].tobytes()
 
-    def known_answer_test(self) -> None:
+    def known_answer_test(self, every: bool = False) -> None:
         """
-        Compute what hashes.txt knows the answer of, for every format and formula.
+        Compute what hashes.txt knows the answer of: one format of each kind of product, or everything.
+
+        Each format and formula has its own test besides, which runs before the first slice of it is packed.
 
         Raises:
             KernelFault: another answer; this machine must not serve.
         """
-        for index in range(self._lib.expert_num_self_tests()):
+        if every:
+            self._prove_all(range(self._lib.expert_num_self_tests()))
+        else:
+            self._prove(None)
+
+    def _prove(self, c_formula: _CFormula | None) -> None:
+        """Run the tests that this formula needs (none: those before anything) and that did not run yet."""
+        tests = (ctypes.c_int32 * MAX_SELF_TESTS)()
+        count = self._lib.expert_self_tests_for(None if c_formula is None else ctypes.byref(c_formula), tests)
+        _raise(count, "formula refused")
+        self._prove_all(test for test in tests[:count] if test not in self._proven)
+
+    def _prove_all(self, tests: Iterable[int]) -> None:
+        for index in tests:
             for rows in SELF_TEST_ROWS:
                 self.known_answer(index, rows)
+            self._proven.add(index)
 
     def known_answer(self, index: int, num_tokens: int) -> str:
         """Run one known-answer test (wasm/expert.h says which); return its digest."""
@@ -258,7 +277,12 @@ class NativeKernel:
             index, num_tokens, scratch.ctypes.data, scratch.size, digest.ctypes.data
         )
         if code:
-            raise KernelFault(code, f"{self.build}, self-test {index}, digest {digest.tobytes().hex()}")
+            what = (
+                f"format {self._lib.expert_format_type(index)}"
+                if index < self._lib.expert_num_formats()
+                else "a formula"
+            )
+            raise KernelFault(code, f"{self.build}, {what}, test {index}, digest {digest.tobytes().hex()}")
         return digest.tobytes().hex()
 
     def read_expert(self, packed: PackedExpert) -> int:
@@ -267,7 +291,7 @@ class NativeKernel:
         return checksum
 
     def _formula(self, formula: Formula) -> tuple[_CFormula, int, int]:
-        """Give the C form of a formula with the sizes of its slices, as found and packed."""
+        """Give the C form of a formula, proven, with the sizes of its slices, as found and packed."""
         if (known := self._formulas.get(formula)) is not None:
             return known
         gate_type = -1 if formula.gate_type is None else formula.gate_type
@@ -281,6 +305,7 @@ class NativeKernel:
         )  # fmt: skip
         slice_bytes = self._lib.expert_slice_bytes(ctypes.byref(c_formula))
         _raise(slice_bytes, f"formula {formula}")
+        self._prove(c_formula)
         known = c_formula, slice_bytes, self._lib.expert_packed_bytes(ctypes.byref(c_formula))
         self._formulas[formula] = known
         return known
@@ -359,6 +384,10 @@ def _load(folder: Path, name: str) -> ctypes.CDLL:
         "expert_scratch_bytes": (size, [pointer, word, word, word]),
         "expert_answer": (i32, [pointer]),
         "expert_encode_partial": (size, [pointer, word, word, word, pointer, pointer, word]),
+        "expert_num_formats": (i32, []),
+        "expert_format_type": (i32, [i32]),
+        "expert_num_self_tests": (i32, []),
+        "expert_self_tests_for": (i32, [pointer, pointer]),
         "expert_self_test_scratch_bytes": (size, []),
         "expert_self_test": (i32, [i32, i32, pointer, word, pointer]),
         "expert_read_memory": (ctypes.c_uint32, [pointer, word]),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from backbone.experts.native import NativeKernel
+from backbone.experts.native import KernelFault, NativeKernel
+from backbone.model.formula import Formula
 from tests.wasm import known_answers
 from tests.wasm.calls import build_script, kernels
 
@@ -48,6 +49,53 @@ def assert_meets_every_golden_hash(kernel: NativeKernel) -> None:
 def test_every_build_meets_every_golden_hash() -> None:
     for kernel in kernels():
         assert_meets_every_golden_hash(kernel)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, kernel: NativeKernel) -> list[int]:
+    """Give a list to which every known answer asked of this kernel is added."""
+    asked: list[int] = []
+    plain = NativeKernel.known_answer
+    monkeypatch.setattr(
+        NativeKernel, "known_answer", lambda self, i, rows: (asked.append(i), plain(self, i, rows))[1]
+    )
+    return asked
+
+
+def test_a_format_and_a_formula_are_tested_when_first_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = NativeKernel()
+    asked = watched(monkeypatch, kernel)
+    at, beyond = known_answers.TYPES.index, len(known_answers.TYPES)
+    formula = Formula(512, 256, 12, 12, 14)
+    kernel.known_answer_test()
+    core = {at(0), at(8), at(2)}
+    assert set(asked) == core
+    kernel.pack(formula, bytes(formula.slice_bytes))
+    assert set(asked) == core | {at(12), at(14)}
+    asked.clear()
+    kernel.pack(formula, bytes(formula.slice_bytes))
+    assert asked == [], "once is enough"
+    for number, what in enumerate(known_answers.FORMULAS):
+        asked.clear()
+        other = NativeKernel()
+        formula = known_answers.known_formula(0, what)
+        other.pack(formula, bytes(formula.slice_bytes))
+        assert beyond + 3 * number in asked, what
+    asked.clear()
+    kernel.known_answer_test(every=True)
+    assert set(asked) == set(range(beyond + 3 * len(known_answers.FORMULAS)))
+
+
+def test_a_format_that_is_computed_wrongly_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core passes, and the first slice of the format is refused, again and again."""
+    kernel = NativeKernel()
+    real = kernel._lib.expert_self_test
+    wrong = known_answers.TYPES.index(12)
+    monkeypatch.setattr(kernel._lib, "expert_self_test", lambda i, *a: -11 if i == wrong else real(i, *a))
+    kernel.known_answer_test()
+    formula = Formula(512, 256, 12, 8, 8)
+    for _ in range(2):
+        with pytest.raises(KernelFault, match="format 12"):
+            kernel.pack(formula, bytes(formula.slice_bytes))
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="a second compiler: only where gcc is installed")
