@@ -32,6 +32,7 @@ from backbone.experts.tally import Tally
 from backbone.gate.compare import common_prefix, compare_logits
 from backbone.gate.logits import teacher_forced_logits
 from backbone.model.demo_model import ensure_demo_model
+from backbone.processes import running
 from backbone.server import Backbone
 
 QUESTION = "Why is the sky blue? Answer in two sentences."
@@ -267,23 +268,11 @@ def work_table(tally: Tally) -> str:
 
 
 @asynccontextmanager
-async def _process(log: Path, *command: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _process(log: Path, *command: str) -> AsyncIterator[None]:
     """Run a program of the swarm, its output in `log`; it ends with the demo."""
     with log.open("wb") as output:
-        # A session of its own: Ctrl-C is for us, and we end it in order.
-        process = await asyncio.create_subprocess_exec(
-            *command, stdout=output, stderr=asyncio.subprocess.STDOUT, start_new_session=True
-        )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), 5)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+        async with running(*command, output=output):
+            yield
 
 
 async def _until(check: Callable[[], Awaitable[bool]], timeout_s: float, what: str, log: Path) -> None:

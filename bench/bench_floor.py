@@ -30,6 +30,7 @@ from backbone.lanes.relayed import LaneHandlers, RelayedLane
 from backbone.model.gguf import Model, open_model
 from backbone.model.random_model import Shape, make_random_moe
 from backbone.model.slices import LayerGrid, Manifest, build_manifest, slice_hashes
+from backbone.processes import running
 from relay.wire.calls import model_tag
 from relay.wire.fields import Fields
 from relay.wire.manifest import Manifest as WireManifest
@@ -126,19 +127,6 @@ async def measure(s: Setting, num_tokens: int, runs: int) -> list[Row]:
 
 
 @contextlib.asynccontextmanager
-async def process(*command: str) -> AsyncIterator[None]:
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        yield
-    finally:
-        if child.returncode is None:
-            child.terminate()
-        await child.wait()
-
-
-@contextlib.asynccontextmanager
 async def listening(port: int) -> AsyncIterator[None]:
     """Go on when somebody listens there."""
     give_up = monotonic() + READY_S
@@ -175,11 +163,13 @@ async def swarm(s: Setting) -> AsyncIterator[Dispatcher]:
     dispatcher.lane = lane
     memory = str(s.model.expert_bytes * 2)
     with tempfile.TemporaryDirectory() as cache:
-        relay = process("-m", "relay.cli", "serve", "--host", "127.0.0.1", "--port", str(port),
-                        "--backbone-token", token, "--cache-dir", cache)  # fmt: skip
-        node = process("-m", "backbone.node.cli", "--relay", url, "--memory", memory, "--threads", "1")
+        python, nowhere = sys.executable, asyncio.subprocess.DEVNULL
+        relay = running(python, "-m", "relay.cli", "serve", "--host", "127.0.0.1", "--port", str(port),
+                        "--backbone-token", token, "--cache-dir", cache, output=nowhere)  # fmt: skip
+        node = running(python, "-m", "backbone.node.cli", "--relay", url, "--memory", memory,
+                       "--threads", "1", output=nowhere)  # fmt: skip
         async with relay, listening(port), node:
-            running = asyncio.create_task(lane.run())
+            task = asyncio.create_task(lane.run())
             give_up = monotonic() + READY_S
             while dispatcher.nodes.coverage(0, s.model.num_experts) < 1:
                 if monotonic() > give_up:
@@ -188,8 +178,8 @@ async def swarm(s: Setting) -> AsyncIterator[Dispatcher]:
             try:
                 yield dispatcher
             finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
 
 async def run() -> None:

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from backbone.config import Config
 from backbone.experts.native import NativeKernel
 from backbone.node.client import ClientConfig
+from backbone.processes import running
 from backbone.server import Backbone
 from relay.config import Config as RelayConfig
 from relay.server import RelayServer
@@ -105,25 +106,14 @@ async def swarm(
         yield made
 
 
-@asynccontextmanager
-async def node_process(
+def node_process(
     relay_url: str, memory_bytes: int, name: str
-) -> AsyncIterator[asyncio.subprocess.Process]:
+) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
     """Run `expert-node` until the block ends."""
-    process = await asyncio.create_subprocess_exec(
+    return running(
         sys.executable, "-m", "backbone.node.cli", "--relay", relay_url, "--memory", str(memory_bytes),
-        "--name", name, "--threads", "1", stdout=asyncio.subprocess.DEVNULL,
+        "--name", name, "--threads", "1", output=asyncio.subprocess.DEVNULL, errors=None,
     )  # fmt: skip
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), 5)
-            except TimeoutError:
-                process.kill()
-        await process.wait()
 
 
 @asynccontextmanager
