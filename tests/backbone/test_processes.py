@@ -23,7 +23,7 @@ async def test_program_ends_with_the_block(tmp_path):
 
 async def test_program_that_does_not_listen_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 0.2)
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    deaf = "import signal as s, time; s.signal(s.SIGTERM, s.SIG_IGN); print(flush=True); time.sleep(60)"
     with (tmp_path / "log").open("wb") as log:
         async with running(sys.executable, "-c", deaf, output=log) as process:
             while not (tmp_path / "log").read_bytes():
