@@ -9,19 +9,24 @@ The laboratory: two hosts, each behind a NAT of a chosen kind, and a public rela
         lab.start("relay", sys.executable, "-m", "relay.cli", "serve", …)
         lab.run("hB", "ping", "-c1", "203.0.113.1")
 
-Each box is a network namespace; `sw` is a kernel bridge, or switch.py when a leg has delay, loss or a rate
+Each box is a network namespace; `sw` is a kernel bridge, or switch.c when a leg has delay, loss or a rate
 (not every kernel has netem). Needs root, `ip` and `nft`; with delay `ethtool` too. Several labs may be up at
-once.
+once; boxes and processes of one whose own process was killed go when the next one starts.
 """
 
+import hashlib
 import os
+import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -128,6 +133,35 @@ def why_not(delay: bool = False) -> str | None:
         subprocess.run(["ip", "netns", "del", probe], check=False)
 
 
+def sweep() -> list[str]:
+    """Take away the boxes of labs whose process is gone, and what still runs in them; gives their names."""
+    gone = []
+    for name in sorted(path.name for path in Path("/run/netns").glob("es*-*")):
+        found = re.fullmatch(r"es(?:-probe-)?(\d+)(?:-.*)?", name)
+        if found is None or Path("/proc", found[1]).exists():
+            continue
+        pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+        for pid in pids.stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        _ip("netns", "del", name, check=False)
+        gone.append(name)
+    return gone
+
+
+def built_switch() -> Path:
+    """Return the switch, compiled when its source changed."""
+    source = Path(__file__).with_name("switch.c")
+    built = source.parent / "_built" / f"switch-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
+    if not built.exists():
+        built.parent.mkdir(exist_ok=True)
+        fresh = built.with_suffix(f".{os.getpid()}")
+        compiler = (sys.executable, "-m", "ziglang", "cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
+        subprocess.run([*compiler, str(source), "-o", str(fresh)], check=True)
+        os.replace(fresh, built)
+    return built
+
+
 class Lab:
     """A context manager: entered, the boxes are up; left, processes are ended and boxes gone."""
 
@@ -153,6 +187,7 @@ class Lab:
     # --- life
 
     def __enter__(self) -> Self:
+        sweep()
         with ExitStack() as undo:
             for name in HOSTS:
                 _ip("netns", "add", self._prefix + name)
@@ -215,14 +250,52 @@ class Lab:
         return process
 
     def connect(self, host: str, address: tuple[str, int], timeout_s: float = 5.0) -> socket.socket:
-        """Return a TCP socket of this process that lives in a box: a thread goes there to make it."""
-        made: list[socket.socket | OSError] = []
+        """Return a TCP socket of this process that lives in a box."""
+        return self._inside(host, lambda: socket.create_connection(address, timeout_s))
+
+    def round_trips_s(self, host: str, address: str, count: int = 40, gap_s: float = 0.01) -> list[float]:
+        """Ping from a box: what the lines take, no program at the far end; lost ones are left out."""
+        with self._inside(
+            host, lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+        ) as sock:
+            sock.connect((address, 0))
+            sock.settimeout(1.0)
+            sent: dict[int, float] = {}
+            took: list[float] = []
+
+            def read() -> None:
+                with suppress(TimeoutError):
+                    while len(took) < count:
+                        packet = sock.recv(2048)
+                        at = time.monotonic()
+                        kind, _, _, number, sequence = struct.unpack_from(
+                            "!BBHHH", packet, (packet[0] & 15) * 4
+                        )
+                        if kind == 0 and number == os.getpid() & 0xFFFF and sequence in sent:
+                            took.append(at - sent.pop(sequence))
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            for sequence in range(count):
+                head = struct.pack("!BBHHH", 8, 0, 0, os.getpid() & 0xFFFF, sequence)
+                total = sum(struct.unpack("!4H", head))
+                total = (total & 0xFFFF) + (total >> 16)
+                echo = head[:2] + struct.pack("!H", ~((total & 0xFFFF) + (total >> 16)) & 0xFFFF) + head[4:]
+                sent[sequence] = time.monotonic()
+                sock.send(echo)
+                time.sleep(gap_s)
+            reader.join()
+            return took
+
+    def _inside[T](self, host: str, make: Callable[[], T]) -> T:
+        """Make something in a box: a thread goes there."""
+        made: list[T | OSError] = []
 
         def go() -> None:
             try:
                 with open(f"/run/netns/{self._prefix + host}") as place:
                     os.setns(place.fileno(), os.CLONE_NEWNET)
-                made.append(socket.create_connection(address, timeout_s))
+                made.append(make())
             except OSError as exc:
                 made.append(exc)
 
@@ -303,7 +376,7 @@ class Lab:
             f"p_{box}:{leg.delay_ms:g}:{leg.loss_pct:g}:{leg.rate_mbit:g}" for box, leg in self._legs.items()
         ]
         process = subprocess.Popen(
-            self.command("sw", sys.executable, str(Path(__file__).with_name("switch.py")), *ports),
+            self.command("sw", str(built_switch()), *ports),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._processes.append(process)
