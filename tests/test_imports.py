@@ -57,10 +57,17 @@ def test_the_backbone_takes_of_the_relay_only_what_is_shared() -> None:
         assert not strange, f"{module}: {strange}"
 
 
-def test_the_wire_needs_only_the_standard_library_and_numpy() -> None:
+def test_the_wire_needs_only_the_standard_library_and_numpy_and_the_seal_its_primitives() -> None:
     for module in modules("relay/wire"):
         roots = {name.split(".")[0] for name in imports(module)}
-        assert roots <= set(sys.stdlib_module_names) | {"numpy", "relay"}, module
+        primitives = {"cryptography"} if module.name == "seal.py" else set()
+        assert roots <= set(sys.stdlib_module_names) | {"numpy", "relay"} | primitives, module
+
+
+def test_the_relay_never_touches_a_seal() -> None:
+    for module in modules("relay"):
+        if module.parent.name != "wire":
+            assert "relay.wire.seal" not in list(imports(module)), module
 
 
 def test_what_decides_touches_no_socket_clock_or_thread() -> None:

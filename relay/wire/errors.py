@@ -5,7 +5,9 @@ Say whose fault it is when bytes or calls do not fit the protocol.
     ├── LocalProtocolError        we broke the rules: a bug here; never caught to continue
     └── RemoteProtocolError       the peer did: close with .close_code, do not retry unchanged
         ├── FrameTooLarge         4413
-        └── VersionMismatch       4426
+        ├── VersionMismatch       4426
+        └── SealFault             a frame or key beyond the relay that is not what its peer sealed or signed;
+                                  fails one call, ends no session
 """
 
 from typing import ClassVar
@@ -54,3 +56,18 @@ class VersionMismatch(RemoteProtocolError):
         self.found = found
         self.supported = supported
         super().__init__(f"protocol version {found}, this side speaks {supported}")
+
+
+class SealFault(RemoteProtocolError):
+    """
+    A sealed frame does not open, came twice, or came unsealed; or a key is not signed as it must be.
+
+    Whose fault: the relay between the two ends, or the peer; the bytes do not tell which. `why` is one of
+    `altered`, `repeated`, `unsealed`, `no_key`, `unsigned`, `other_identity`.
+    """
+
+    code = "bad_seal"
+
+    def __init__(self, why: str, message: str) -> None:
+        self.why = why
+        super().__init__(message)

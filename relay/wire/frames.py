@@ -20,6 +20,8 @@ VERSION = 1
 HEADER = struct.Struct("<2sBBHHIIQII")
 HEADER_BYTES = HEADER.size
 _PEER_OFFSET = 12
+FLAG_SEALED = 1  # the payload is sealed between node and backbone, see seal.py
+SEAL_BYTES = 8 + 16  # what a sealed payload is longer: counter and tag
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -51,6 +53,8 @@ class FrameType(IntEnum):
     SIGNAL = 48
     PATH_REPORT = 49
     RECEIPT = 50
+    SEAL_HELLO = 51
+    SEAL_ANSWER = 52
 
     __hash__ = int.__hash__  # Enum's own is written in Python, and tables are asked for every frame
 
@@ -65,7 +69,9 @@ CALL_TYPES = frozenset(
         FrameType.ECHO,
     }
 )
-PASSED_ON = CALL_TYPES | {FrameType.SIGNAL}  # go to a peer beyond the relay, which reads the header only
+SIGNAL_TYPES = frozenset({FrameType.SIGNAL, FrameType.SEAL_HELLO, FrameType.SEAL_ANSWER})
+PASSED_ON = CALL_TYPES | SIGNAL_TYPES  # go to a peer beyond the relay, which reads the header only
+SEALABLE = CALL_TYPES | {FrameType.SIGNAL}
 RESERVED_TYPES = frozenset({FrameType.RECEIPT})
 
 # Longest payload per type. What lists slices of a whole model may be long; nothing else needs to be.
@@ -93,8 +99,10 @@ PAYLOAD_LIMITS: dict[FrameType, int] = {
     FrameType.PAUSE: _KIB,
     FrameType.SIGNAL: 16 * _KIB,
     FrameType.PATH_REPORT: _MIB,
+    FrameType.SEAL_HELLO: _KIB,
+    FrameType.SEAL_ANSWER: _KIB,
 }
-MAX_FRAME_BYTES = HEADER_BYTES + 16 * _MIB
+MAX_FRAME_BYTES = HEADER_BYTES + 16 * _MIB + SEAL_BYTES
 
 _TYPES = {int(kind): kind for kind in FrameType}
 _U32 = 0xFFFF_FFFF
@@ -105,7 +113,7 @@ _U64 = 0xFFFF_FFFF_FFFF_FFFF
 class Frame:
     """
     One frame. `peer`, `call_id`, `epoch` and `deadline_ms` belong to calls and are 0 in control frames; a
-    Signal has `peer` and `epoch`.
+    Signal, SealHello or SealAnswer has `peer` and `epoch`.
 
     `peer` is the handle of the other end beyond the relay: the receiver when sent, the sender when received.
     `deadline_ms` is the time left for the call when its sender sent it; 0 means none.
@@ -117,6 +125,7 @@ class Frame:
     call_id: int = 0
     epoch: int = 0
     deadline_ms: int = 0
+    sealed: bool = False  # the payload is what seal.py made of it
 
     def encode(self) -> bytes:
         """Return header and payload as one message; LocalProtocolError for what `decode` would refuse."""
@@ -124,10 +133,14 @@ class Frame:
         limit = PAYLOAD_LIMITS.get(self.type)
         if limit is None:
             raise LocalProtocolError(f"{self.type.name} frames are not negotiated in version {VERSION}")
+        if self.sealed:
+            limit += SEAL_BYTES
         if length > limit:
             raise LocalProtocolError(
                 f"{self.type.name}: payload of {length} bytes, at most {limit} are allowed"
             )
+        if self.sealed and (self.type not in SEALABLE or length < SEAL_BYTES):
+            raise LocalProtocolError(f"{self.type.name}: {length} bytes are no sealed payload")
         fields = (self.peer, self.call_id, self.epoch, self.deadline_ms)
         fault = _field_fault(self.type, *fields)
         if fault is not None:
@@ -135,13 +148,13 @@ class Frame:
         bounds = (_U32, _U64, _U32, _U32)
         if not all(0 <= value <= bound for value, bound in zip(fields, bounds, strict=True)):
             raise LocalProtocolError(f"{self.type.name}: a header field is out of range: {fields}")
-        return HEADER.pack(MAGIC, VERSION, self.type, 0, 0, length, *fields) + self.payload
+        return HEADER.pack(MAGIC, VERSION, self.type, int(self.sealed), 0, length, *fields) + self.payload
 
     @classmethod
     def decode(cls, data: bytes) -> "Frame":
         """Read one message; raises RemoteProtocolError for anything that is not exactly one frame."""
         head = decode_header(data)
-        return cls(head.type, data[HEADER_BYTES:], head.peer, head.call_id, head.epoch, head.deadline_ms)
+        return cls(head.type, data[HEADER_BYTES:], *head[2:])
 
 
 class Header(NamedTuple):  # made for every frame: half the cost of a frozen dataclass
@@ -153,6 +166,7 @@ class Header(NamedTuple):  # made for every frame: half the cost of a frozen dat
     call_id: int
     epoch: int
     deadline_ms: int
+    sealed: bool
 
 
 def decode_header(data: bytes) -> Header:
@@ -171,8 +185,13 @@ def decode_header(data: bytes) -> Header:
     limit = PAYLOAD_LIMITS.get(kind)
     if limit is None:
         raise RemoteProtocolError(f"{kind.name} frames are not negotiated in version {VERSION}")
-    if flags or reserved:
+    sealed = flags == FLAG_SEALED and kind in SEALABLE
+    if (flags and not sealed) or reserved:
         raise RemoteProtocolError(f"{kind.name}: flags {flags:#x} and reserved {reserved:#x} must be 0")
+    if sealed:
+        limit += SEAL_BYTES
+        if length < SEAL_BYTES:
+            raise RemoteProtocolError(f"{kind.name}: {length} bytes are no sealed payload")
     if length > limit:
         raise FrameTooLarge(kind.name, length, limit)
     if length != len(data) - HEADER_BYTES:
@@ -180,7 +199,7 @@ def decode_header(data: bytes) -> Header:
     fault = _field_fault(kind, peer, call_id, epoch, deadline_ms)
     if fault is not None:
         raise RemoteProtocolError(fault)
-    return Header(kind, length, peer, call_id, epoch, deadline_ms)
+    return Header(kind, length, peer, call_id, epoch, deadline_ms, sealed)
 
 
 def readdress(data: bytes, peer: int) -> bytes:
@@ -192,7 +211,7 @@ def readdress(data: bytes, peer: int) -> bytes:
 def _field_fault(kind: FrameType, peer: int, call_id: int, epoch: int, deadline_ms: int) -> str | None:
     if kind in CALL_TYPES:
         return None if peer and call_id else f"{kind.name}: peer {peer} and call_id {call_id} must not be 0"
-    if kind is FrameType.SIGNAL:
+    if kind in SIGNAL_TYPES:
         clean = peer and not call_id and not deadline_ms
         return None if clean else f"{kind.name}: peer must not be 0, call_id and deadline_ms must be 0"
     if peer or call_id or epoch or deadline_ms:

@@ -49,6 +49,8 @@ __all__ = [
     "Ping",
     "Pong",
     "Register",
+    "SealAnswer",
+    "SealHello",
     "Signal",
     "SliceReady",
     "SliceWanted",
@@ -66,6 +68,8 @@ MAX_LANES = 8
 MAX_SIGNAL_VALUES = 8
 MAX_SIGNAL_CHARS = 12_000  # a session description with some twenty candidates
 MAC_CHARS = 64
+KEY_CHARS = 64  # a public key of 32 bytes
+SIGNATURE_CHARS = 128
 _U32 = 0xFFFF_FFFF
 
 ROLES = frozenset({"node", "backbone"})
@@ -80,6 +84,7 @@ FAILURE_CODES = frozenset(
         "overloaded",  # a queue on the way was full for too long
         "gone",  # the peer is not connected
         "bad_frame",  # the payload was not what its type promises
+        "bad_seal",  # a sealed frame does not open, or came unsealed from a peer that seals
     }
 )
 FAILURE_PHASES = frozenset({"queue", "send", "compute", "return"})
@@ -178,6 +183,7 @@ class Offer(Json):
     Say what a node gives: memory, a kernel and its measured speed, and the slices it still holds.
 
     `lanes` are the ways it can be reached besides the relayed one; `listen` is the URL it listens on, if any.
+    `seal` is its identity (Ed25519), if it seals.
     """
 
     TYPE = FrameType.OFFER
@@ -190,6 +196,7 @@ class Offer(Json):
     inventory: tuple[str, ...] = ()
     lanes: tuple[str, ...] = ()
     listen: str | None = None
+    seal: str | None = None
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
@@ -203,6 +210,7 @@ class Offer(Json):
             inventory=fields.hexes("inventory", HASH_CHARS, MAX_INVENTORY),
             lanes=_read_lanes(fields),
             listen=fields.text("listen", MAX_URL_CHARS) if fields.has("listen") else None,
+            seal=_read_seal(fields),
         )
 
     def to_json(self) -> JsonObject:
@@ -214,26 +222,28 @@ class Offer(Json):
             "metered": self.metered,
             "name": self.name,
             "inventory": list(self.inventory),
-        } | _given(lanes=list(self.lanes), listen=self.listen)
+        } | _given(lanes=list(self.lanes), listen=self.listen, seal=self.seal)
 
 
 @dataclass(frozen=True, slots=True)
 class Register(Json):
-    """Say what a backbone serves."""
+    """Say what a backbone serves. `seal` is its identity (Ed25519), if it seals."""
 
     TYPE = FrameType.REGISTER
     name: str
     manifest: Manifest
+    seal: str | None = None
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
         return cls(
             name=fields.text("name", NAME_CHARS),
             manifest=Manifest.from_fields(fields.object("manifest")),
+            seal=_read_seal(fields),
         )
 
     def to_json(self) -> JsonObject:
-        return {"name": self.name, "manifest": self.manifest.to_json()}
+        return {"name": self.name, "manifest": self.manifest.to_json()} | _given(seal=self.seal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +285,7 @@ class Assign(Json):
     Tell a node the complete set it shall hold; it replaces the former one. No layers: hold nothing.
 
     `peer` is the backbone's handle, `epoch` the pairing calls will carry; both are 0 while unpaired.
+    `seal` is the backbone's identity, if it seals.
     """
 
     TYPE = FrameType.ASSIGN
@@ -282,6 +293,7 @@ class Assign(Json):
     peer: int
     model: str | None
     layers: tuple[AssignLayer, ...]
+    seal: str | None = None
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
@@ -293,6 +305,7 @@ class Assign(Json):
             peer=fields.integer("peer", 0, _U32),
             model=fields.hex("model", HASH_CHARS) if fields.raw("model") is not None else None,
             layers=layers,
+            seal=_read_seal(fields),
         )
 
     def to_json(self) -> JsonObject:
@@ -301,7 +314,7 @@ class Assign(Json):
             "peer": self.peer,
             "model": self.model,
             "layers": [layer.to_json() for layer in self.layers],
-        }
+        } | _given(seal=self.seal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +350,7 @@ class PeerNode:
     path: str = "relayed"
     lanes: tuple[str, ...] = ()  # as in its Offer
     listen: str | None = None
+    seal: str | None = None
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
@@ -351,6 +365,7 @@ class PeerNode:
             path=fields.text("path", NAME_CHARS),
             lanes=_read_lanes(fields),
             listen=fields.text("listen", MAX_URL_CHARS) if fields.has("listen") else None,
+            seal=_read_seal(fields),
         )
 
     def to_json(self) -> JsonObject:
@@ -363,7 +378,7 @@ class PeerNode:
             "epoch": self.epoch,
             "path": self.path,
             "experts": _write_experts(self.experts),
-        } | _given(lanes=list(self.lanes), listen=self.listen)
+        } | _given(lanes=list(self.lanes), listen=self.listen, seal=self.seal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -532,6 +547,38 @@ class Signal(Json):
 
 
 @dataclass(frozen=True, slots=True)
+class _SealKeys(Json):
+    identity: str
+    ephemeral: str
+    signature: str
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        return cls(
+            identity=fields.hex("identity", KEY_CHARS),
+            ephemeral=fields.hex("ephemeral", KEY_CHARS),
+            signature=fields.hex("signature", SIGNATURE_CHARS),
+        )
+
+    def to_json(self) -> JsonObject:
+        return {"identity": self.identity, "ephemeral": self.ephemeral, "signature": self.signature}
+
+
+class SealHello(_SealKeys):
+    """A node's half of the keys of a pairing: its identity, a fresh X25519 key, and its word for that."""
+
+    __slots__ = ()
+    TYPE = FrameType.SEAL_HELLO
+
+
+class SealAnswer(_SealKeys):
+    """The backbone's half; its signature covers the node's."""
+
+    __slots__ = ()
+    TYPE = FrameType.SEAL_ANSWER
+
+
+@dataclass(frozen=True, slots=True)
 class LinkHello(Json):
     """Open a link: say which one, and a nonce the other end must sign."""
 
@@ -645,6 +692,10 @@ CONTROL_MESSAGES: dict[FrameType, Any] = {
 def _given(**optional: object) -> JsonObject:
     """Keep what says something: a key that came later is left out where it has nothing to say."""
     return {key: value for key, value in optional.items() if value}
+
+
+def _read_seal(fields: Fields) -> str | None:
+    return fields.hex("seal", KEY_CHARS) if fields.has("seal") else None
 
 
 def _read_lanes(fields: Fields) -> tuple[str, ...]:

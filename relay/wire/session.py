@@ -18,12 +18,13 @@ from types import MappingProxyType
 
 from relay.wire.calls import Dispatch, Partial, Probe
 from relay.wire.close import CloseCode
-from relay.wire.errors import FrameTooLarge, LocalProtocolError, RemoteProtocolError
+from relay.wire.errors import FrameTooLarge, LocalProtocolError, RemoteProtocolError, SealFault
 from relay.wire.frames import (
     CALL_TYPES,
     HEADER_BYTES,
     MAX_FRAME_BYTES,
     PASSED_ON,
+    SIGNAL_TYPES,
     Frame,
     FrameType,
     Header,
@@ -45,6 +46,8 @@ from relay.wire.messages import (
     Ping,
     Pong,
     Register,
+    SealAnswer,
+    SealHello,
     Signal,
     SliceReady,
     SliceWanted,
@@ -110,13 +113,13 @@ def _mirror(table: Table) -> Table:
 
 NODE_TABLE = _table(
     brings=_T.OFFER,
-    sends={_T.SLICE_READY, _T.PARTIAL, _T.FAILURE, _T.ECHO, _T.PAUSE, _T.SIGNAL},
-    receives={_T.ASSIGN, _T.DISPATCH, _T.CANCEL, _T.FAILURE, _T.PROBE, _T.SIGNAL},
+    sends={_T.SLICE_READY, _T.PARTIAL, _T.FAILURE, _T.ECHO, _T.PAUSE, _T.SIGNAL, _T.SEAL_HELLO},
+    receives={_T.ASSIGN, _T.DISPATCH, _T.CANCEL, _T.FAILURE, _T.PROBE, _T.SIGNAL, _T.SEAL_ANSWER},
 )
 BACKBONE_TABLE = _table(
     brings=_T.REGISTER,
-    sends={_T.DISPATCH, _T.CANCEL, _T.FAILURE, _T.PROBE, _T.SIGNAL, _T.PATH_REPORT},
-    receives={_T.PEERS, _T.SLICE_WANTED, _T.PARTIAL, _T.FAILURE, _T.ECHO, _T.SIGNAL},
+    sends={_T.DISPATCH, _T.CANCEL, _T.FAILURE, _T.PROBE, _T.SIGNAL, _T.PATH_REPORT, _T.SEAL_ANSWER},
+    receives={_T.PEERS, _T.SLICE_WANTED, _T.PARTIAL, _T.FAILURE, _T.ECHO, _T.SIGNAL, _T.SEAL_HELLO},
 )
 RELAY_TABLES = {"node": _mirror(NODE_TABLE), "backbone": _mirror(BACKBONE_TABLE)}
 
@@ -201,6 +204,15 @@ class SignalReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class SealReceived:
+    """The other end's half of the keys of our pairing."""
+
+    peer: int
+    epoch: int
+    message: SealHello | SealAnswer
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardReceived:
     """The relay's end only: a call frame for another peer, payload not looked into. `data` is the message."""
 
@@ -221,13 +233,15 @@ type CallEvent = (
     DispatchReceived | PartialReceived | CancelReceived | FailureReceived | CorruptReceived
     | ProbeReceived | EchoReceived
 )  # fmt: skip
-type Event = ControlMessage | CallEvent | SignalReceived | ForwardReceived | Closed
+type Event = ControlMessage | CallEvent | SignalReceived | SealReceived | ForwardReceived | Closed
 
 
 def read_call(header: Header, data: bytes, peer: int) -> CallEvent:
     """Read a call frame that came from `peer`; a malformed payload fails that call alone."""
     payload = data[HEADER_BYTES:]
     ids = (peer, header.call_id, header.epoch)
+    if header.sealed:
+        return CorruptReceived(header.type, *ids, SealFault("no_key", "it is sealed, and we do not seal"))
     try:
         match header.type:
             case FrameType.DISPATCH:
@@ -413,15 +427,39 @@ class ClientSession(Session):
         """Say something about links to the peer we are paired with."""
         self._send_call(Frame(_T.SIGNAL, signal.to_payload(), peer, 0, epoch))
 
+    def send_seal(self, peer: int, epoch: int, half: SealHello | SealAnswer) -> None:
+        """Say our half of the keys of a pairing."""
+        self._send_call(Frame(half.TYPE, half.to_payload(), peer, 0, epoch))
+
+    def receive_fault(self, data: bytes, fault: SealFault, now: float) -> None:
+        """Take a frame that seal.py refused: its call fails, the session lives. Never raises."""
+        if self.state is State.CLOSED:
+            return
+        self._last_heard = now
+        self._missed = 0
+        header = decode_header(data)  # seal.py has read it before
+        if header.type in CALL_TYPES:
+            ids = (header.peer, header.call_id, header.epoch)
+            self._events.append(CorruptReceived(header.type, *ids, fault))
+
     def _receive(self, header: Header, data: bytes, now: float) -> None:
         if header.type in CALL_TYPES:
             self._events.append(read_call(header, data, header.peer))
-        elif header.type is FrameType.SIGNAL:
+        elif header.type in SIGNAL_TYPES:
             with suppress(RemoteProtocolError):  # the peer's fault, not the relay's: the session lives
-                signal = Signal.from_payload(data[HEADER_BYTES:])
-                self._events.append(SignalReceived(header.peer, header.epoch, signal))
+                self._signal(header, data[HEADER_BYTES:])
         else:
             super()._receive(header, data, now)
+
+    def _signal(self, header: Header, payload: bytes) -> None:
+        ids = (header.peer, header.epoch)
+        match header.type:
+            case FrameType.SIGNAL if not header.sealed:
+                self._events.append(SignalReceived(*ids, Signal.from_payload(payload)))
+            case FrameType.SEAL_HELLO:
+                self._events.append(SealReceived(*ids, SealHello.from_payload(payload)))
+            case FrameType.SEAL_ANSWER:
+                self._events.append(SealReceived(*ids, SealAnswer.from_payload(payload)))
 
     def _control(self, message: ControlMessage, now: float) -> None:
         if isinstance(message, Welcome):

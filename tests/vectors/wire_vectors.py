@@ -1,5 +1,5 @@
 """
-Write frames.json and tensors.json, the golden bytes that Python and JavaScript both read.
+Write frames.json, seal.json and tensors.json, the golden bytes that Python and JavaScript both read.
 
     python tests/vectors/wire_vectors.py           write them
     python tests/vectors/wire_vectors.py --check   fail if they are stale (a test does so too)
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from seal_vectors import seal_vectors
 
 from relay.wire.calls import Dispatch, Partial, Probe
 from relay.wire.close import CloseCode
@@ -37,6 +38,8 @@ from relay.wire.messages import (
     Ping,
     Pong,
     Register,
+    SealAnswer,
+    SealHello,
     Signal,
     SliceReady,
     SliceWanted,
@@ -104,6 +107,21 @@ CONTROL: list[tuple[str, Any]] = [
                 ),
             )
         ),
+    ),
+    (
+        "a phone that seals offers",
+        Offer("wasm-plain", 1 << 30, 3.5, 0.5, True, "phone", (), ("webrtc",), seal=HASH_A),
+    ),
+    (
+        "a backbone that seals registers",
+        Register(
+            "home", Manifest(MODEL, "tiny", 1, 1, (ManifestLayer(3, FORMULA, GRID, 100, (HASH_A,)),)), HASH_B
+        ),
+    ),
+    ("a node is assigned to a backbone that seals", Assign(7, 2, MODEL, (), HASH_B)),
+    (
+        "a backbone learns of a node that seals",
+        Peers((PeerNode(5, ID, "box", "native-avx2", 9.5, 7, {3: (0,)}, seal=HASH_A),)),
     ),
     ("a link is opened", LinkHello(ID, SECRET)),
     ("a link's key is proved", LinkProof(SECRET, HASH_A)),
@@ -201,6 +219,9 @@ def frame_vectors() -> dict[str, Any]:
     signal = Signal("offer", ID, {"sdp": "v=0", "key": HASH_A})
     frame = Frame(FrameType.SIGNAL, signal.to_payload(), 5, 0, 7)
     valid.append(entry("a signal", frame, "Signal", signal.to_json()))
+    for half in (SealHello(HASH_A, HASH_B, "cc" * 64), SealAnswer(HASH_B, HASH_A, "dd" * 64)):
+        frame = Frame(half.TYPE, half.to_payload(), 5, 0, 7)
+        valid.append(entry(f"keys: {type(half).__name__}", frame, type(half).__name__, half.to_json()))
     probe = Probe(12, 8)
     frame = Frame(FrameType.PROBE, probe.to_payload(), 5, 77, 7)
     valid.append(entry("a probe", frame, "Probe", {"size_bytes": 12, "answer_bytes": 8}))
@@ -238,6 +259,10 @@ def refused() -> list[dict[str, Any]]:
         ("an unknown type", head(99), CloseCode.PROTOCOL),
         ("a reserved type", head(FrameType.RECEIPT), CloseCode.PROTOCOL),
         ("flags", head(FrameType.PING, flags=1), CloseCode.PROTOCOL),
+        ("a sealed message to the relay", head(FrameType.OFFER, flags=1), CloseCode.PROTOCOL),
+        ("a sealed call too short for a seal", head(FrameType.CANCEL, flags=1, call=1), CloseCode.PROTOCOL),
+        ("a sealed key", head(FrameType.SEAL_HELLO, flags=1), CloseCode.PROTOCOL),
+        ("a key without a peer", control(FrameType.SEAL_HELLO, b"{}"), CloseCode.PROTOCOL),
         ("a length beyond its type", head(FrameType.HELLO, length=1 << 20), CloseCode.TOO_LARGE),
         ("a length that is not there", head(FrameType.PING, length=9), CloseCode.PROTOCOL),
         ("a call without peer and id", head(FrameType.CANCEL), CloseCode.PROTOCOL),
@@ -300,7 +325,11 @@ def tensor_vectors() -> dict[str, Any]:
 
 def texts() -> dict[Path, str]:
     """Return what each file should hold."""
-    vectors = {HERE / "frames.json": frame_vectors(), HERE / "tensors.json": tensor_vectors()}
+    vectors = {
+        HERE / "frames.json": frame_vectors(),
+        HERE / "seal.json": seal_vectors(),
+        HERE / "tensors.json": tensor_vectors(),
+    }
     return {path: json.dumps(value, indent=1, ensure_ascii=False) + "\n" for path, value in vectors.items()}
 
 

@@ -62,3 +62,18 @@ export class VersionMismatch extends RemoteProtocolError {
     this.supported = supported;
   }
 }
+
+/**
+ * A sealed frame does not open, came twice, or came unsealed; or a key is not signed as it must be. The fault of the
+ * relay between the two ends, or of the peer; the bytes do not tell which. It fails one call and ends no session.
+ */
+export class SealFault extends RemoteProtocolError {
+  /**
+   * @param {'altered'|'repeated'|'unsealed'|'no_key'|'unsigned'|'other_identity'} why
+   * @param {string} message
+   */
+  constructor(why, message) {
+    super(message, 'bad_seal');
+    this.why = why;
+  }
+}

@@ -8,6 +8,8 @@ import { FrameTooLarge, LocalProtocolError, RemoteProtocolError, VersionMismatch
 export const VERSION = 1;
 export const HEADER_BYTES = 32;
 const MAGIC = 0x5345; // "ES", little endian
+export const FLAG_SEALED = 1; // the payload is sealed between node and backbone, see seal.js
+export const SEAL_BYTES = 8 + 16; // what a sealed payload is longer: counter and tag
 
 const KIB = 1 << 10;
 const MIB = 1 << 20;
@@ -38,6 +40,8 @@ export const FrameType = Object.freeze({
   SIGNAL: 48,
   PATH_REPORT: 49,
   RECEIPT: 50,
+  SEAL_HELLO: 51,
+  SEAL_ANSWER: 52,
 });
 
 /** @type {Map<number, string>} */
@@ -68,12 +72,14 @@ export const PAYLOAD_LIMITS = new Map([
   [FrameType.PAUSE, KIB],
   [FrameType.SIGNAL, 16 * KIB],
   [FrameType.PATH_REPORT, MIB],
+  [FrameType.SEAL_HELLO, KIB],
+  [FrameType.SEAL_ANSWER, KIB],
 ]);
-export const MAX_FRAME_BYTES = HEADER_BYTES + 16 * MIB;
+export const MAX_FRAME_BYTES = HEADER_BYTES + 16 * MIB + SEAL_BYTES;
 
 /**
- * One frame. `peer`, `callId`, `epoch` and `deadlineMs` belong to calls and are 0 in control frames; a Signal has
- * `peer` and `epoch`.
+ * One frame. `peer`, `callId`, `epoch` and `deadlineMs` belong to calls and are 0 in control frames; a Signal,
+ * SealHello or SealAnswer has `peer` and `epoch`.
  * @typedef {object} Frame
  * @property {number} type
  * @property {Uint8Array} payload
@@ -81,6 +87,7 @@ export const MAX_FRAME_BYTES = HEADER_BYTES + 16 * MIB;
  * @property {bigint} callId
  * @property {number} epoch
  * @property {number} deadlineMs  time left when it was sent; 0 means none
+ * @property {boolean} sealed  the payload is what seal.js made of it
  */
 
 /**
@@ -99,18 +106,32 @@ export function isCall(type) {
   return type >= FrameType.DISPATCH && type <= FrameType.ECHO;
 }
 
+/** Whether frames of this type go to the peer beyond the relay ahead of calls. @param {number} type */
+export function isSignal(type) {
+  return type === FrameType.SIGNAL || type === FrameType.SEAL_HELLO || type === FrameType.SEAL_ANSWER;
+}
+
+/** Whether the two ends seal frames of this type. @param {number} type */
+export function isSealable(type) {
+  return isCall(type) || type === FrameType.SIGNAL;
+}
+
 /**
  * Return header and payload as one message; throws LocalProtocolError for what `decodeFrame` would refuse.
  * @param {Pick<Frame, 'type' | 'payload'> & Partial<Frame>} frame
  * @returns {Uint8Array<ArrayBuffer>}
  */
-export function encodeFrame({ type, payload, peer = 0, callId = 0n, epoch = 0, deadlineMs = 0 }) {
-  const limit = PAYLOAD_LIMITS.get(type);
-  if (limit === undefined) {
+export function encodeFrame({ type, payload, peer = 0, callId = 0n, epoch = 0, deadlineMs = 0, sealed = false }) {
+  const plainLimit = PAYLOAD_LIMITS.get(type);
+  if (plainLimit === undefined) {
     throw new LocalProtocolError(`${typeName(type)} frames are not negotiated in version ${VERSION}`);
   }
+  const limit = plainLimit + (sealed ? SEAL_BYTES : 0);
   if (payload.length > limit) {
     throw new LocalProtocolError(`${typeName(type)}: payload of ${payload.length} bytes, at most ${limit} are allowed`);
+  }
+  if (sealed && (!isSealable(type) || payload.length < SEAL_BYTES)) {
+    throw new LocalProtocolError(`${typeName(type)}: ${payload.length} bytes are no sealed payload`);
   }
   const fault = fieldFault(type, peer, callId, epoch, deadlineMs);
   if (fault !== null) throw new LocalProtocolError(fault);
@@ -122,6 +143,7 @@ export function encodeFrame({ type, payload, peer = 0, callId = 0n, epoch = 0, d
   view.setUint16(0, MAGIC, true);
   view.setUint8(2, VERSION);
   view.setUint8(3, type);
+  view.setUint16(4, sealed ? FLAG_SEALED : 0, true);
   view.setUint32(8, payload.length, true);
   view.setUint32(12, peer, true);
   view.setBigUint64(16, callId, true);
@@ -147,10 +169,14 @@ export function decodeFrame(data) {
   const type = view.getUint8(3);
   const name = NAMES.get(type);
   if (name === undefined) throw new RemoteProtocolError(`unknown frame type ${type}`);
-  const limit = PAYLOAD_LIMITS.get(type);
-  if (limit === undefined) throw new RemoteProtocolError(`${name} frames are not negotiated in version ${VERSION}`);
-  if (view.getUint32(4, true) !== 0) throw new RemoteProtocolError(`${name}: flags and reserved must be 0`);
+  const plainLimit = PAYLOAD_LIMITS.get(type);
+  if (plainLimit === undefined) throw new RemoteProtocolError(`${name} frames are not negotiated in version ${VERSION}`);
+  const flags = view.getUint32(4, true); // and what is reserved
+  const sealed = flags === FLAG_SEALED && isSealable(type);
+  if (flags !== 0 && !sealed) throw new RemoteProtocolError(`${name}: flags and reserved must be 0`);
+  const limit = plainLimit + (sealed ? SEAL_BYTES : 0);
   const length = view.getUint32(8, true);
+  if (sealed && length < SEAL_BYTES) throw new RemoteProtocolError(`${name}: ${length} bytes are no sealed payload`);
   if (length > limit) throw new FrameTooLarge(name, length, limit);
   if (length !== data.length - HEADER_BYTES) {
     throw new RemoteProtocolError(`${name}: header says ${length} bytes, ${data.length - HEADER_BYTES} came`);
@@ -162,6 +188,7 @@ export function decodeFrame(data) {
     callId: view.getBigUint64(16, true),
     epoch: view.getUint32(24, true),
     deadlineMs: view.getUint32(28, true),
+    sealed,
   };
   const fault = fieldFault(type, frame.peer, frame.callId, frame.epoch, frame.deadlineMs);
   if (fault !== null) throw new RemoteProtocolError(fault);
@@ -179,7 +206,7 @@ function fieldFault(type, peer, callId, epoch, deadlineMs) {
   if (isCall(type)) {
     return peer && callId ? null : `${typeName(type)}: peer ${peer} and call_id ${callId} must not be 0`;
   }
-  if (type === FrameType.SIGNAL) {
+  if (isSignal(type)) {
     const addressed = peer !== 0 && callId === 0n && deadlineMs === 0;
     return addressed ? null : `${typeName(type)}: peer must not be 0, call_id and deadline_ms must be 0`;
   }

@@ -22,6 +22,8 @@ const MAX_LANES = 8;
 const MAX_SIGNAL_VALUES = 8;
 const MAX_SIGNAL_CHARS = 12_000; // a session description with some twenty candidates
 const MAC_CHARS = 64;
+const KEY_CHARS = 64; // a public key of 32 bytes
+const SIGNATURE_CHARS = 128;
 const U32 = 0xffffffff;
 const EXPONENT_MIN = -1024;
 const EXPONENT_MAX = 1023;
@@ -29,6 +31,7 @@ const EXPONENT_MAX = 1023;
 const ROLES = /** @type {const} */ (['node', 'backbone']);
 const FAILURE_CODES = /** @type {const} */ ([
   'refused', 'not_held', 'stale_epoch', 'kernel_fault', 'non_finite', 'grid_overflow', 'overloaded', 'gone', 'bad_frame',
+  'bad_seal',
 ]);
 const FAILURE_PHASES = /** @type {const} */ (['queue', 'send', 'compute', 'return']);
 
@@ -55,16 +58,17 @@ const FAILURE_PHASES = /** @type {const} */ (['queue', 'send', 'compute', 'retur
  * @typedef {{type: 'Welcome', session: string, relay: string, pingIntervalS: number, maxFrameBytes: number,
  *   stun?: string}} Welcome
  * @typedef {{type: 'Offer', kernel: string, memoryBytes: number, gbPerS: number, battery: number|null,
- *   metered: boolean, name: string, inventory: string[], lanes?: string[], listen?: string}} Offer
+ *   metered: boolean, name: string, inventory: string[], lanes?: string[], listen?: string, seal?: string}} Offer
  * @typedef {{layer: number, formula: Formula, grid: LayerGrid, slices: string[], sliceBytes: number}} ManifestLayer
  * @typedef {{model: string, name: string, numExperts: number, topK: number, layers: ManifestLayer[]}} Manifest
- * @typedef {{type: 'Register', name: string, manifest: Manifest}} Register
+ * @typedef {{type: 'Register', name: string, manifest: Manifest, seal?: string}} Register
  * @typedef {{layer: number, formula: Formula, grid: LayerGrid, sliceBytes: number,
  *   experts: Record<string, string>}} AssignLayer  expert index -> slice id
- * @typedef {{type: 'Assign', epoch: number, peer: number, model: string|null, layers: AssignLayer[]}} Assign
+ * @typedef {{type: 'Assign', epoch: number, peer: number, model: string|null, layers: AssignLayer[],
+ *   seal?: string}} Assign  seal: identity of the backbone, if it seals
  * @typedef {{type: 'SliceReady', epoch: number, experts: Experts}} SliceReady
  * @typedef {{peer: number, nodeId: string, name: string, kernel: string, gbPerS: number, epoch: number, path: string,
- *   experts: Experts, lanes?: string[], listen?: string}} PeerNode
+ *   experts: Experts, lanes?: string[], listen?: string, seal?: string}} PeerNode
  * @typedef {{type: 'Peers', nodes: PeerNode[]}} Peers
  * @typedef {{type: 'SliceWanted', slice: string}} SliceWanted
  * @typedef {{type: 'Ping', t: number}} Ping
@@ -75,12 +79,14 @@ const FAILURE_PHASES = /** @type {const} */ (['queue', 'send', 'compute', 'retur
  * @typedef {{type: 'Failure', code: string, message: string, phase: string, layer: number|null,
  *   expert: number|null}} Failure
  * @typedef {{type: 'Signal', kind: string, link: string, data: Record<string, string>}} Signal
+ * @typedef {{type: 'SealHello', identity: string, ephemeral: string, signature: string}} SealHello
+ * @typedef {{type: 'SealAnswer', identity: string, ephemeral: string, signature: string}} SealAnswer
  * @typedef {{type: 'LinkHello', link: string, nonce: string}} LinkHello
  * @typedef {{type: 'LinkProof', nonce: string, mac: string}} LinkProof
  * @typedef {{peer: number, lane: string, why: string, ageS: number, p50Ms: number|null, p95Ms: number|null}} PathState
  * @typedef {{type: 'PathReport', paths: PathState[]}} PathReport
  * @typedef {Hello|Welcome|Offer|Register|Assign|SliceReady|Peers|SliceWanted|Ping|Pong|Pause|Drain|Bye
- *   |Signal|LinkHello|LinkProof|PathReport} ControlMessage
+ *   |Signal|SealHello|SealAnswer|LinkHello|LinkProof|PathReport} ControlMessage
  */
 
 /** Frame type of each message. @type {Record<(ControlMessage|Failure)['type'], number>} */
@@ -98,6 +104,8 @@ export const MESSAGE_TYPES = {
   Pong: FrameType.PONG,
   Pause: FrameType.PAUSE,
   Signal: FrameType.SIGNAL,
+  SealHello: FrameType.SEAL_HELLO,
+  SealAnswer: FrameType.SEAL_ANSWER,
   LinkHello: FrameType.LINK_HELLO,
   LinkProof: FrameType.LINK_PROOF,
   PathReport: FrameType.PATH_REPORT,
@@ -151,7 +159,7 @@ function toJson(m) {
         metered: m.metered,
         name: m.name,
         inventory: m.inventory,
-        ...given({ lanes: m.lanes, listen: m.listen }),
+        ...given({ lanes: m.lanes, listen: m.listen, seal: m.seal }),
       };
     case 'Register':
       return {
@@ -169,6 +177,7 @@ function toJson(m) {
             slice_bytes: sliceBytes,
           })),
         },
+        ...given({ seal: m.seal }),
       };
     case 'Assign':
       return {
@@ -182,12 +191,13 @@ function toJson(m) {
           slice_bytes: sliceBytes,
           experts,
         })),
+        ...given({ seal: m.seal }),
       };
     case 'SliceReady':
       return { epoch: m.epoch, experts: m.experts };
     case 'Peers':
       return {
-        nodes: m.nodes.map(({ peer, nodeId, name, kernel, gbPerS, epoch, path, experts, lanes, listen }) => ({
+        nodes: m.nodes.map(({ peer, nodeId, name, kernel, gbPerS, epoch, path, experts, lanes, listen, seal }) => ({
           peer,
           node_id: nodeId,
           name,
@@ -196,7 +206,7 @@ function toJson(m) {
           epoch,
           path,
           experts,
-          ...given({ lanes, listen }),
+          ...given({ lanes, listen, seal }),
         })),
       };
     case 'SliceWanted':
@@ -214,6 +224,9 @@ function toJson(m) {
       return { code: m.code, reason: m.reason };
     case 'Signal':
       return { kind: m.kind, link: m.link, data: m.data };
+    case 'SealHello':
+    case 'SealAnswer':
+      return { identity: m.identity, ephemeral: m.ephemeral, signature: m.signature };
     case 'LinkHello':
       return { link: m.link, nonce: m.nonce };
     case 'LinkProof':
@@ -266,6 +279,7 @@ const READERS = new Map([
     type: 'Register',
     name: f.text('name', NAME_CHARS),
     manifest: readManifest(f.object('manifest')),
+    ...readSeal(f),
   })),
   reader('Assign', (f) => {
     const layers = f.objects('layers', MAX_LAYERS).map(readAssignLayer);
@@ -278,6 +292,7 @@ const READERS = new Map([
       peer: f.integer('peer', 0, U32),
       model: f.raw('model') === null ? null : f.hex('model', HASH_CHARS),
       layers,
+      ...readSeal(f),
     };
   }),
   reader('SliceReady', (f) => ({ type: 'SliceReady', epoch: f.integer('epoch', 0, U32), experts: readExperts(f) })),
@@ -306,6 +321,8 @@ const READERS = new Map([
       data: Object.fromEntries(keys.map((key) => [key, data.text(key, MAX_SIGNAL_CHARS)])),
     };
   }),
+  reader('SealHello', (f) => ({ type: 'SealHello', ...readSealKeys(f) })),
+  reader('SealAnswer', (f) => ({ type: 'SealAnswer', ...readSealKeys(f) })),
   reader('LinkHello', (f) => ({
     type: 'LinkHello',
     link: f.hex('link', ID_CHARS),
@@ -364,16 +381,30 @@ function given(optional) {
 }
 
 /**
- * The ways a node can be reached besides the relayed one.
+ * The ways a node can be reached besides the relayed one, and its identity.
  * @param {Fields} f
- * @returns {{lanes?: string[], listen?: string}}
+ * @returns {{lanes?: string[], listen?: string, seal?: string}}
  */
 function readWays(f) {
   const lanes = f.has('lanes') ? f.array('lanes', MAX_LANES) : [];
   if (!lanes.every((lane) => typeof lane === 'string' && lane.length <= NAME_CHARS && /^[\0-\x7f]*$/.test(lane))) {
     f.fail('lanes', `an array of ASCII strings of at most ${NAME_CHARS} characters`);
   }
-  return given({ lanes, listen: f.has('listen') ? f.text('listen', MAX_URL_CHARS) : undefined });
+  return { ...given({ lanes, listen: f.has('listen') ? f.text('listen', MAX_URL_CHARS) : undefined }), ...readSeal(f) };
+}
+
+/** @param {Fields} f @returns {{seal?: string}} */
+function readSeal(f) {
+  return f.has('seal') ? { seal: f.hex('seal', KEY_CHARS) } : {};
+}
+
+/** @param {Fields} f */
+function readSealKeys(f) {
+  return {
+    identity: f.hex('identity', KEY_CHARS),
+    ephemeral: f.hex('ephemeral', KEY_CHARS),
+    signature: f.hex('signature', SIGNATURE_CHARS),
+  };
 }
 
 /**

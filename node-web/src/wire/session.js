@@ -11,8 +11,8 @@
 
 import { decodeDispatch, decodeProbe, encodePartialCall } from './calls.js';
 import { CloseCode } from './close.js';
-import { FrameTooLarge, LocalProtocolError, RemoteProtocolError } from './errors.js';
-import { decodeFrame, encodeFrame, FrameType, isCall, MAX_FRAME_BYTES, typeName } from './frames.js';
+import { FrameTooLarge, LocalProtocolError, RemoteProtocolError, SealFault } from './errors.js';
+import { decodeFrame, encodeFrame, FrameType, isCall, isSignal, MAX_FRAME_BYTES, typeName } from './frames.js';
 import { fromPayload, MESSAGE_TYPES, toPayload } from './messages.js';
 
 export const HELLO_TIMEOUT_S = 10;
@@ -32,13 +32,17 @@ export const MISSED_PINGS = 2; // so many unanswered in a row and the relay is d
  * @typedef {{type: 'ProbeReceived', peer: number, callId: bigint, epoch: number, answerBytes: number}} ProbeReceived
  * @typedef {{type: 'SignalReceived', peer: number, epoch: number,
  *   signal: import('./messages.js').Signal}} SignalReceived
+ * @typedef {{type: 'SealReceived', peer: number, epoch: number,
+ *   message: import('./messages.js').SealAnswer}} SealReceived  the backbone's half of the keys of our pairing
  * @typedef {{type: 'Closed', code: number, reason: string, byPeer: boolean}} Closed
  * @typedef {DispatchReceived|CancelReceived|FailureReceived|CorruptReceived|ProbeReceived} CallEvent
- * @typedef {import('./messages.js').ControlMessage|CallEvent|SignalReceived|Closed} Event
+ * @typedef {import('./messages.js').ControlMessage|CallEvent|SignalReceived|SealReceived|Closed} Event
  */
 
-const { SLICE_READY, PARTIAL, FAILURE, ECHO, PAUSE, OFFER, SIGNAL } = FrameType;
-const { ASSIGN, DISPATCH, CANCEL, PROBE, PING, PONG, BYE, DRAIN } = FrameType;
+const { SLICE_READY, PARTIAL, FAILURE, ECHO, PAUSE, OFFER, SIGNAL, SEAL_HELLO } = FrameType;
+const { ASSIGN, DISPATCH, CANCEL, PROBE, PING, PONG, BYE, DRAIN, SEAL_ANSWER } = FrameType;
+const SENDS = [OFFER, SLICE_READY, PARTIAL, FAILURE, ECHO, PAUSE, SIGNAL, SEAL_HELLO];
+const RECEIVES = [ASSIGN, DISPATCH, CANCEL, FAILURE, PROBE, SIGNAL, SEAL_ANSWER];
 
 /**
  * Who may say what in which state, and where that leads: `send`/`receive` -> frame type -> state.
@@ -51,20 +55,8 @@ export const NODE_TABLE = {
   },
   greeting: row('greeting', [], [], [], [[FrameType.WELCOME, 'open']]),
   open: row('open', [], [], [[OFFER, 'ready']], [[DRAIN, 'draining']]),
-  ready: row(
-    'ready',
-    [OFFER, SLICE_READY, PARTIAL, FAILURE, ECHO, PAUSE, SIGNAL],
-    [ASSIGN, DISPATCH, CANCEL, FAILURE, PROBE, SIGNAL],
-    [],
-    [[DRAIN, 'draining']],
-  ),
-  draining: row(
-    'draining',
-    [OFFER, SLICE_READY, PARTIAL, FAILURE, ECHO, PAUSE, SIGNAL],
-    [ASSIGN, DISPATCH, CANCEL, FAILURE, PROBE, SIGNAL, DRAIN],
-    [],
-    [],
-  ),
+  ready: row('ready', SENDS, RECEIVES, [], [[DRAIN, 'draining']]),
+  draining: row('draining', SENDS, [...RECEIVES, DRAIN], [], []),
   closed: { send: new Map(), receive: new Map() },
 };
 
@@ -111,12 +103,25 @@ export class NodeSession {
       const frame = decodeFrame(bytes);
       this._step('receive', frame.type);
       if (isCall(frame.type)) this._events.push(readCall(frame, frame.peer));
-      else if (frame.type === SIGNAL) this._receiveSignal(frame);
+      else if (isSignal(frame.type)) this._receiveSignal(frame);
       else this._receiveControl(frame, now);
     } catch (error) {
       if (!(error instanceof RemoteProtocolError)) throw error;
       this.close(error.closeCode, error.message);
     }
+  }
+
+  /**
+   * Take a call frame that seal.js refused: its call fails, the session lives.
+   * @param {import('./frames.js').Frame} frame
+   * @param {SealFault} error
+   * @param {number} now
+   */
+  receiveFault({ type, peer, callId, epoch }, error, now) {
+    if (this.state === 'closed') return;
+    this._lastHeard = now;
+    this._missed = 0;
+    if (isCall(type)) this._events.push({ type: 'CorruptReceived', frameType: type, peer, callId, epoch, error });
   }
 
   /**
@@ -206,6 +211,16 @@ export class NodeSession {
   }
 
   /**
+   * Say our half of the keys of a pairing.
+   * @param {number} peer
+   * @param {number} epoch
+   * @param {import('./messages.js').SealHello} hello
+   */
+  sendSeal(peer, epoch, hello) {
+    this._sendFrame({ type: SEAL_HELLO, payload: toPayload(hello), peer, epoch });
+  }
+
+  /**
    * Leave on purpose.
    * @param {string} reason
    * @param {number} [code]
@@ -259,8 +274,14 @@ export class NodeSession {
   // -- inside
 
   /** What cannot be read is the peer's fault, not the relay's: the session lives. @param {import('./frames.js').Frame} frame */
-  _receiveSignal({ type, payload, peer, epoch }) {
+  _receiveSignal({ type, payload, peer, epoch, sealed }) {
+    if (sealed) return; // we share no key
     try {
+      if (type !== SIGNAL) {
+        const message = /** @type {import('./messages.js').SealAnswer} */ (fromPayload(type, payload));
+        this._events.push({ type: 'SealReceived', peer, epoch, message });
+        return;
+      }
       const signal = /** @type {import('./messages.js').Signal} */ (fromPayload(type, payload));
       this._events.push({ type: 'SignalReceived', peer, epoch, signal });
     } catch (error) {
@@ -336,8 +357,9 @@ export class NodeSession {
  * @param {number} peer
  * @returns {CallEvent}
  */
-export function readCall({ type, payload, callId, epoch, deadlineMs }, peer) {
+export function readCall({ type, payload, callId, epoch, deadlineMs, sealed }, peer) {
   try {
+    if (sealed) throw new SealFault('no_key', 'it is sealed, and we do not seal');
     switch (type) {
       case DISPATCH:
         return { type: 'DispatchReceived', peer, callId, epoch, deadlineMs, dispatch: decodeDispatch(payload) };

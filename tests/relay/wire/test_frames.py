@@ -1,5 +1,7 @@
 """Frames: what is written is read back; anything else is refused by name."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,9 @@ from relay.wire.frames import (
     MAGIC,
     PAYLOAD_LIMITS,
     RESERVED_TYPES,
+    SEAL_BYTES,
+    SEALABLE,
+    SIGNAL_TYPES,
     VERSION,
     Frame,
     FrameType,
@@ -27,11 +32,14 @@ U64 = st.integers(1, 0xFFFF_FFFF_FFFF_FFFF)
 def frames(draw: st.DrawFn) -> Frame:
     kind = draw(st.sampled_from(sorted(PAYLOAD_LIMITS)))
     payload = draw(st.binary(max_size=min(PAYLOAD_LIMITS[kind], 64)))
-    if kind is FrameType.SIGNAL:
-        return Frame(FrameType.SIGNAL, payload, peer=draw(U32), epoch=draw(U32))
+    sealed = kind in SEALABLE and draw(st.booleans())
+    if sealed:
+        payload += bytes(SEAL_BYTES)
+    if kind in SIGNAL_TYPES:
+        return Frame(kind, payload, peer=draw(U32), epoch=draw(U32), sealed=sealed)
     if kind not in CALL_TYPES:
         return Frame(kind, payload)
-    return Frame(kind, payload, draw(U32), draw(U64), draw(U32), draw(U32))
+    return Frame(kind, payload, draw(U32), draw(U64), draw(U32), draw(U32), sealed)
 
 
 @given(frames())
@@ -106,7 +114,8 @@ def test_reserved_type_is_refused_as_not_negotiated(kind: FrameType) -> None:
         (b"", "frame of 0 bytes"),
         (b"XX" + header()[2:], "starts with 5858"),
         (header(99), "unknown frame type 99"),
-        (header(flags=1), "flags 0x1"),
+        (header(flags=2), "flags 0x2"),
+        (header(flags=1), "0 bytes are no sealed payload"),
         (header(reserved=1), "reserved 0x1"),
         (header(peer=0), "CANCEL: peer 0"),
         (header(call_id=0), "call_id 0 must not be 0"),
@@ -139,4 +148,4 @@ def test_sender_may_not_write_what_a_receiver_would_refuse(frame: Frame) -> None
 def test_readdress_changes_the_peer_and_nothing_else(frame: Frame, peer: int) -> None:
     moved = Frame.decode(readdress(frame.encode(), peer))
     assert moved.peer == peer
-    assert moved == Frame(frame.type, frame.payload, peer, frame.call_id, frame.epoch, frame.deadline_ms)
+    assert moved == replace(frame, peer=peer)

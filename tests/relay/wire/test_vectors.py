@@ -12,7 +12,7 @@ import pytest
 
 from relay.wire.calls import Dispatch, Partial, Probe
 from relay.wire.frames import Frame, FrameType
-from relay.wire.messages import CONTROL_MESSAGES, Failure, Signal
+from relay.wire.messages import CONTROL_MESSAGES, Failure, SealAnswer, SealHello, Signal
 from relay.wire.session import Closed, NodeSession, RelaySession
 from relay.wire.tensors import Grid, XEncoding, decode_partial, encode_partial, encode_x, row_exponents
 
@@ -55,6 +55,10 @@ def test_golden_frame_is_read_field_by_field(vector: dict[str, Any]) -> None:
             assert len(frame.payload) == fields["size_bytes"]
         case FrameType.SIGNAL:
             assert Signal.from_payload(frame.payload).to_json() == fields
+        case FrameType.SEAL_HELLO:
+            assert SealHello.from_payload(frame.payload).to_json() == fields
+        case FrameType.SEAL_ANSWER:
+            assert SealAnswer.from_payload(frame.payload).to_json() == fields
         case FrameType.FAILURE:
             assert Failure.from_payload(frame.payload).to_json() == fields
         case kind:
