@@ -4,7 +4,7 @@ PY = $(VENV)/bin/python
 JSON ?=
 JSON_FLAG = $(if $(JSON),--json $(JSON),)
 
-.PHONY: help setup demo check test test-js e2e bench bench-kernel bench-relay bench-wire bench-floor bench-llama-cpp bench-nat bench-paths clean
+.PHONY: help setup demo check test test-js pyodide test-pyodide e2e bench bench-kernel bench-relay bench-wire bench-floor bench-llama-cpp bench-nat bench-paths clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -24,6 +24,12 @@ check: setup     ## format, lint, types
 test: setup      ## all tests that need no network and no browser
 	$(PY) -m pytest
 	tools/test-js.sh $(VENV)
+
+pyodide: setup   ## the wheel for Pyodide that the page /verify loads (needs the npm registry once)
+	tools/pyodide.sh $(VENV)
+
+test-pyodide: pyodide  ## that wheel gives the known bytes in Pyodide
+	$(PY) -m pytest tests/wasm/test_pyodide.py
 
 e2e: setup       ## real parts together: llama.cpp, relay, nodes, Chromium
 	$(PY) -m pytest e2e

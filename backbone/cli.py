@@ -74,6 +74,8 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
                        help="also ask nodes with a kernel that is not exact (webgpu)")  # fmt: skip
     serve.add_argument("--local-cache", type=size_bytes, default=default("local_cache", "1GiB"),
                        metavar="SIZE", help="memory for experts that no node holds (1GiB)")  # fmt: skip
+    serve.add_argument("--record", type=Path, default=default("record", None), metavar="FOLDER",
+                       help="keep the first answer of each node, for the relay's page /verify")  # fmt: skip
     serve.add_argument("--cache-dir", type=Path, default=default("cache_dir", None), metavar="DIR",
                        help="hashes, grids and the demo model (the user's cache)")  # fmt: skip
     serve.add_argument("--verbose", action="store_true", help="say more")
@@ -132,6 +134,7 @@ def config_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Confi
         hedge=args.hedge,
         allow_inexact=args.allow_inexact,
         local_cache_bytes=args.local_cache,
+        record=args.record,
     )
 
 

@@ -26,7 +26,7 @@ class Config:
     late. allow_inexact: also ask nodes that compute within a tolerance only. listen: where nodes may reach
     this backbone directly. links: whether calls may leave the relayed lane. paths: when they do.
     local_cache_bytes: packed experts kept in memory for what no node holds. call_timeout_s: longest layer
-    call.
+    call. record: a folder for the first answer of each node, to be verified by others.
     """
 
     model: Path
@@ -46,6 +46,7 @@ class Config:
     allow_inexact: bool = False
     local_cache_bytes: int = 1 << 30
     call_timeout_s: float = 120.0
+    record: Path | None = None
     listen: ListenAt | None = None
     links: bool = True
     paths: PathPolicy = field(default_factory=PathPolicy)

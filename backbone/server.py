@@ -33,6 +33,7 @@ from backbone.experts.local import LocalExperts
 from backbone.experts.native import NativeKernel
 from backbone.experts.nodes import nodes_of
 from backbone.experts.plans import layer_plans, x_encoding
+from backbone.experts.record import Recorder
 from backbone.gateway.app import Door, create_gateway
 from backbone.lanes.chooser import LaneChooser, Opener
 from backbone.lanes.direct import LinkListener
@@ -124,6 +125,11 @@ class Backbone:
         self.manifest = build_manifest(self.model, hashes, grids)
         for layer, ids in hashes.items():
             self._slice_place.update((slice_id, (layer, expert)) for expert, slice_id in enumerate(ids))
+        recorder = None
+        if config.record is not None:
+            model, name = self.manifest.model, self.model.name
+            recorder = Recorder(config.record, model, name, self.model.slice_bytes)
+            self._stack.callback(recorder.close)
         self.dispatcher = Dispatcher(
             layer_plans(self.model, grids, config.grid),
             config.grid,
@@ -135,6 +141,7 @@ class Backbone:
                 allow_inexact=config.allow_inexact,
             ),
             model_tag(self.manifest.model),
+            recorder=recorder,
         )
         self._answer = self.dispatcher.call
         if config.relay is not None:

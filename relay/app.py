@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from relay import __version__, assets
+from relay import __version__, assets, verify
 from relay.config import Config
 from relay.forwarding.endpoint import Hub
 from relay.forwarding.socket import SESSION_PATH
@@ -85,6 +85,7 @@ def create_app(config: Config) -> Starlette:
             Route("/status.json", status),
             Route("/qr.svg", qr),
             *slices.routes(),
+            *verify.routes(config.pyodide_dir),
             *assets.routes(),
         ],
         lifespan=lifespan,

@@ -20,6 +20,7 @@ MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".ico": "image/vnd.microsoft.icon",
     ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
     ".json": "application/json",
     ".png": "image/png",
     ".svg": "image/svg+xml",
@@ -27,6 +28,8 @@ MEDIA_TYPES = {
     ".wasm": "application/wasm",
     ".webmanifest": "application/manifest+json",
     ".wgsl": "text/plain; charset=utf-8",
+    ".whl": "application/zip",
+    ".zip": "application/zip",
 }
 
 # Scripts come from here only; WebAssembly may be compiled; sockets may go to any backbone and relay.
@@ -77,13 +80,13 @@ def _inside(path: Path, folder: Path) -> Path | None:
     return path if good else None
 
 
-def file_response(request: Request, path: Path | None) -> Response:
+def file_response(request: Request, path: Path | None, base_headers: dict[str, str] = HEADERS) -> Response:
     """Answer with the file, with 304 if the browser has it, or with 404."""
     if path is None:
-        return Response("not found\n", 404, HEADERS, "text/plain")
+        return Response("not found\n", 404, base_headers, "text/plain")
     data = path.read_bytes()
     etag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
-    headers = HEADERS | {"etag": etag}
+    headers = base_headers | {"etag": etag}
     if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers=headers)
     return Response(data, headers=headers | {"content-type": MEDIA_TYPES[path.suffix]})

@@ -36,6 +36,9 @@ class Config:
     )
     state_dir: Path | None = setting(None, "folder for the backbone token; default: XDG state folder")
     cache_dir: Path | None = setting(None, "folder for slices; default: XDG cache folder")
+    pyodide_dir: Path | None = setting(
+        None, "folder with Pyodide (npm `pyodide`) for /verify; default: its makers' content network"
+    )
     cache_bytes: int = setting(16 << 30, "how much disk slices may take", "bytes")
     max_sessions: int = setting(4096, "sessions at once, nodes and backbones together")
     queue_bytes: int = setting(8 << 20, "frames waiting for one receiver", "bytes")

@@ -25,6 +25,7 @@ from backbone.experts.local import LocalExperts, LocalRows
 from backbone.experts.native import KernelError
 from backbone.experts.nodes import NOBODY, Node, NodeTable, eligible
 from backbone.experts.plans import LayerPlan
+from backbone.experts.record import Recorder
 from backbone.experts.round import Action, CancelCall, Compute, Round, Send, Timing
 from backbone.experts.tally import Tally, Work
 from backbone.lanes.lane import Lane, LaneClosed
@@ -96,6 +97,7 @@ class Dispatcher:
         policy: DispatchPolicy,
         model_tag: int,
         clock: Callable[[], float] = monotonic,
+        recorder: Recorder | None = None,
     ) -> None:
         self.plans = plans
         self.grid = grid
@@ -106,6 +108,7 @@ class Dispatcher:
         self._local = local
         self._model_tag = model_tag
         self._clock = clock
+        self._recorder = recorder
         self._records: dict[str, NodeRecord] = {}
         self._calls: dict[int, _Call] = {}  # call id -> call
         self._call_ids = itertools.count(1)
@@ -177,6 +180,8 @@ class Dispatcher:
                     return
                 sent = call.sent[answer.call_id]
                 self._records[node.node_id].answered(call.num_tokens, now - sent.at, now)
+                if self._recorder is not None:
+                    self._recorder.answered(node, answer.call_id, partial)
                 work = self._work(node)
                 work.bytes_in += partial.frame_bytes
                 work.used(call.plan.layer, sent.num_picks, now - sent.at, partial.compute_us * 1e-6)
@@ -294,6 +299,8 @@ class Dispatcher:
         except LaneClosed as exc:
             return call.round.failure(send.call_id, "send", str(exc), now)
         self._work(node).bytes_out += size_bytes
+        if self._recorder is not None:
+            self._recorder.sent(node, plan, dispatch, send.call_id, deadline_ms)
         return []
 
     def _cancel(self, call_id: int, node_id: str) -> None:

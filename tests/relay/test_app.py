@@ -1,11 +1,13 @@
 """What people and monitors see of a relay: page, kernels, health, metrics, status, QR code."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
-from relay import assets
+from relay import assets, verify
 from relay.config import Config
 from relay.server import RelayServer
 from tests.fakes.peers import Backbone, Node, run
@@ -127,3 +129,50 @@ def test_two_relays_in_one_process_do_not_share_their_metrics() -> None:
                 assert 'role="node"' not in (await http.get(f"{two.url}/metrics")).text
 
     run(test)
+
+
+def test_the_verifying_page_says_where_python_comes_from_and_only_it_may_load_it(
+    page: Path, tmp_path: Path
+) -> None:
+    (page / "verify.html").write_text("<!doctype html>verify")
+    (page / "src" / "verify").mkdir()
+    (page / "src" / "verify" / "worker.js").write_text("export {};")
+    (tmp_path / "built" / "expertswarm_verify-0.1.0-x.whl").write_bytes(b"PK")
+    own = tmp_path / "pyodide"
+    own.mkdir()
+    (own / "pyodide.mjs").write_text("export {};")
+    (own / "secret.txt").write_text("secret")
+
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, httpx.AsyncClient(base_url=relay.url) as http:
+            setup = (await http.get("/verify/setup.json")).json()
+            assert setup["pyodide"].startswith("https://cdn.jsdelivr.net/pyodide/v") and not setup["missing"]
+            assert (await http.get(setup["wheel"])).content == b"PK"
+            for path in ("/verify", "/src/verify/worker.js"):
+                allowed = (await http.get(path)).headers["content-security-policy"]
+                assert "script-src 'self' https://cdn.jsdelivr.net 'wasm-unsafe-eval'" in allowed
+            for path in ("/", "/src/main.js"):
+                assert "jsdelivr" not in (await http.get(path)).headers["content-security-policy"]
+            assert (await http.get("/pyodide/pyodide.mjs")).status_code == 404
+        hosting = replace(CONFIG, pyodide_dir=own)
+        async with RelayServer(hosting) as relay, httpx.AsyncClient(base_url=relay.url) as http:
+            setup = (await http.get("/verify/setup.json")).json()
+            assert setup["pyodide"] == "/pyodide/" and "pyodide.asm.wasm" in setup["missing"][0]
+            assert "jsdelivr" not in (await http.get("/verify")).headers["content-security-policy"]
+            assert (await http.get("/pyodide/pyodide.mjs")).status_code == 200
+            for path in ("/pyodide/secret.txt", "/verify/kernel-plain.wasm", "/pyodide/..%2Fsecret.js"):
+                assert (await http.get(path)).status_code == 404
+
+    run(test)
+
+
+def test_the_verifying_page_has_the_version_that_the_wheel_is_built_for() -> None:
+    package = json.loads((Path(verify.__file__).parents[1] / "wasm/pyodide/package.json").read_text())
+    assert package["dependencies"] == {"pyodide": verify.PYODIDE_VERSION}
+
+
+def test_no_file_of_the_contributing_page_loads_the_verifying_one() -> None:
+    folder = assets.page_folder()
+    files = [folder / "index.html", *(folder / "src").rglob("*.js")]
+    others = [path for path in files if "verify" not in path.parts]
+    assert others and not [path for path in others if "verify/" in path.read_text()]

