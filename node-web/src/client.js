@@ -5,7 +5,7 @@
  * computes on this thread has its reply leave in the turn in which the computation ends; others answer later.
  */
 
-import { CallRefused, messageOf, SliceFault, Unreachable } from './errors.js';
+import { CallRefused, KernelFault, messageOf, SliceFault, Unreachable } from './errors.js';
 import { NodeLinks } from './links.js';
 import { backoffS, NodeMachine } from './node.js';
 import { modelTag } from './wire/calls.js';
@@ -411,6 +411,7 @@ export class NodeClient {
       this.fetches.delete(slice);
       this.fault(messageOf(error));
       this.tell({ type: 'SliceFailed', slice, reason: messageOf(error) });
+      if (error instanceof KernelFault) this.testKernel(); // no build is left, maybe
       return;
     }
     this.fetches.delete(slice);

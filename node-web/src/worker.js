@@ -9,6 +9,7 @@
 import { NodeClient } from './client.js';
 import { messageOf, Unreachable } from './errors.js';
 import { KernelBuilds } from './kernels/choose.js';
+import { ChosenKernel } from './kernels/chosen.js';
 import { PoolKernel } from './kernels/pool.js';
 import { WebGpuKernel } from './kernels/webgpu.js';
 import { Keeper, openStore } from './store.js';
@@ -41,7 +42,7 @@ let lastTick = Date.now();
 async function start({ page, memoryBytes, name, identity, power, workers, gpu, rtc }) {
   const keeper = new Keeper(await openStore(), memoryBytes);
   await keeper.open();
-  const builds = new KernelBuilds((build) => readKernel(new URL(`kernels/kernel-${build}.wasm`, page)));
+  const builds = new KernelBuilds((build) => compileKernel(new URL(`kernels/kernel-${build}.wasm`, page)));
   /** @type {RequestCache} */
   const cache = keeper.store.kind === 'memory' ? 'default' : 'no-store'; // do not keep everything twice
   client = new NodeClient({
@@ -72,18 +73,15 @@ async function start({ page, memoryBytes, name, identity, power, workers, gpu, r
 
 /** Several workers where the browser lets us have them, else this one. @param {KernelBuilds} builds @param {number} workers @param {(experts: import('./kernels/kernel.js').PackedExpert[], why: string) => void} onLost */
 async function loadKernel(builds, workers, onLost) {
-  while (workers > 1) {
-    const build = await builds.best();
-    const module = /** @type {WebAssembly.Module} */ (builds.modules.get(build));
+  for (await builds.open(); workers > 1; workers >>= 1) {
     const spawn = () => new Worker(new URL('kernels/pool-worker.js', import.meta.url), { type: 'module' });
     try {
-      return await PoolKernel.open({ module, count: workers, spawn, onLost });
+      return await PoolKernel.open({ builds, count: workers, spawn, onLost });
     } catch (error) {
-      workers >>= 1; // no memory for so many, or no workers inside workers; a wrong build shows in this thread as well
-      console.warn(`no pool of workers: ${messageOf(error)}`);
+      console.warn(`no pool of ${workers} workers: ${messageOf(error)}`); // no memory for so many, or none inside workers
     }
   }
-  return builds.choose();
+  return new ChosenKernel(builds, onLost); // a wrong build shows in this thread as well
 }
 
 /**
@@ -98,8 +96,8 @@ function openChannel(offer, handlers, say) {
 
 /** The kernel on the graphics device, or null. @param {KernelBuilds} builds @param {URL} url @param {(experts: import('./kernels/kernel.js').PackedExpert[], why: string) => void} onLost */
 async function loadGraphics(builds, url, onLost) {
-  const exact = await builds.choose();
-  const wgsl = new TextDecoder().decode(await readKernel(url));
+  const exact = builds.kernel(await builds.open());
+  const wgsl = await readText(url);
   try {
     return await WebGpuKernel.open({ exact, wgsl, onLost });
   } catch (error) {
@@ -108,14 +106,35 @@ async function loadGraphics(builds, url, onLost) {
   }
 }
 
+/** Compile while the bytes come; the browser may keep what it compiled. @param {URL} url @returns {Promise<WebAssembly.Module>} */
+async function compileKernel(url) {
+  const response = await get(url);
+  try {
+    const typed = response.headers.get('content-type')?.startsWith('application/wasm');
+    return await (typed ? WebAssembly.compileStreaming(response) : WebAssembly.compile(await response.arrayBuffer()));
+  } catch (error) {
+    if (error instanceof WebAssembly.CompileError) throw error;
+    throw new Unreachable(`the kernel could not be loaded: ${messageOf(error)}`);
+  }
+}
+
 /** @param {URL} url */
-async function readKernel(url) {
+async function readText(url) {
+  try {
+    return await (await get(url)).text();
+  } catch (error) {
+    throw new Unreachable(`${url.pathname} could not be loaded: ${messageOf(error)}`);
+  }
+}
+
+/** @param {URL} url @returns {Promise<Response>} */
+async function get(url) {
   try {
     const response = await fetch(url);
     if (!response.ok) throw new Error(`status ${response.status}`);
-    return await response.arrayBuffer();
+    return response;
   } catch (error) {
-    throw new Unreachable(`the kernel could not be loaded: ${messageOf(error)}`);
+    throw new Unreachable(`${url.pathname} could not be loaded: ${messageOf(error)}`);
   }
 }
 

@@ -46,11 +46,11 @@ function callOf(vector, changes = {}, on = kernel) {
 /** @param {string} code */
 const refusedAs = (code) => (/** @type {unknown} */ error) => error instanceof CallRefused && error.code === code;
 
-test('the kernel passes its known-answer test of every format, cold and warm, within a second each', () => {
+test('the known-answer test before all others, cold and warm, takes a moment', () => {
   for (let run = 0; run < 3; run++) {
     const started = performance.now();
     kernel.knownAnswerTest();
-    assert.ok(performance.now() - started < 1000, 'some 200 ms for 26 formats; more on a busy machine');
+    assert.ok(performance.now() - started < 1000, 'some 10 ms; more on a busy machine');
   }
 });
 

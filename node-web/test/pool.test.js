@@ -3,15 +3,23 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { after, test } from 'node:test';
 import { Worker } from 'node:worker_threads';
-import { CallRefused, KernelFault } from '../src/errors.js';
+import { CallRefused, KernelFault, Unreachable } from '../src/errors.js';
 import { KernelMemoryFull } from '../src/kernels/kernel.js';
+import { KernelBuilds } from '../src/kernels/choose.js';
 import { PoolKernel } from '../src/kernels/pool.js';
 import { WasmKernel } from '../src/kernels/wasm.js';
 import { proveAndTime } from '../src/work.js';
 
 const ROOT = new URL('../../', import.meta.url);
 const wasm = readFileSync(new URL('relay/_built/kernel-plain.wasm', ROOT));
-const module = new WebAssembly.Module(wasm);
+const relaxed = readFileSync(new URL('relay/_built/kernel-relaxed16.wasm', ROOT));
+const needsRelaxed = { skip: WebAssembly.validate(relaxed) ? false : 'this node has no relaxed SIMD' };
+
+/** @param {string} build @returns {Promise<WebAssembly.Module>} */
+async function onlyPlain(build) {
+  if (build !== 'plain') throw new Unreachable('not here');
+  return new WebAssembly.Module(wasm);
+}
 const SCRIPT = new URL('../src/kernels/pool-worker.js', import.meta.url);
 /** What a browser's worker has and a thread of node has not. */
 const SHIM = `import { parentPort } from 'node:worker_threads';
@@ -43,14 +51,16 @@ function spawn() {
 const opened = [];
 after(() => opened.forEach((pool) => pool.close()));
 
-/** @param {object} [options] */
-async function open(options = {}) {
+/** @param {any} [options] of PoolKernel.open, and `compile` of KernelBuilds */
+async function open({ compile = onlyPlain, ...options } = {}) {
   /** @type {Thread[]} */
   const threads = [];
   /** @type {any[]} */
   const lost = [];
+  const builds = new KernelBuilds(compile);
+  await builds.open();
   const pool = await PoolKernel.open({
-    module, count: 3, onLost: (experts) => lost.push(...experts),
+    builds, count: 3, onLost: (experts) => lost.push(...experts),
     spawn: () => {
       threads.push(spawn());
       return /** @type {Thread} */ (threads.at(-1));
@@ -58,7 +68,7 @@ async function open(options = {}) {
     ...options,
   });
   opened.push(pool);
-  return { pool, threads, lost };
+  return { pool, threads, lost, builds };
 }
 
 const FORMULA = {
@@ -160,13 +170,18 @@ test('a worker that says nothing is given up', async () => {
   await until(() => pool.width === 2);
 });
 
-test('a kernel that computes wrongly never joins, and none is left when all workers are gone', async () => {
-  const bad = new Uint8Array(wasm);
-  const digest = /** @type {RegExpMatchArray} */ (readFileSync(new URL('wasm/hashes.txt', ROOT), 'utf8').match(/7, "(\w+)"/))[1];
+/** A kernel in which the known answer of a format is another one. @param {Uint8Array} code @param {number} type */
+function wrongAbout(code, type) {
+  const bad = new Uint8Array(code);
+  const digest = /** @type {RegExpMatchArray} */ (readFileSync(new URL('wasm/hashes.txt', ROOT), 'utf8').match(new RegExp(`\\(${type}, 7, "(\\w+)"`)))[1];
   const at = Buffer.from(bad).indexOf(digest); // what the kernel compares with
   assert.ok(at > 0);
   bad[at] ^= 1;
-  await assert.rejects(open({ module: new WebAssembly.Module(bad) }), KernelFault);
+  return new WebAssembly.Module(bad);
+}
+
+test('a kernel that computes wrongly never joins, and none is left when all workers are gone', async () => {
+  await assert.rejects(open({ compile: async () => wrongAbout(wasm, 8) }), KernelFault);
   const { pool, threads } = await open({ count: 1 });
   for (let deaths = 0; deaths <= 6; deaths++) {
     await until(() => pool.width === 1);
@@ -175,6 +190,51 @@ test('a kernel that computes wrongly never joins, and none is left when all work
   }
   await assert.rejects(pool.pack(FORMULA, slice(0)), KernelFault);
   await assert.rejects(pool.knownAnswerTest(), KernelFault);
+});
+
+test('a build that is wrong about one format is out when its first slice comes; what it held is packed again', needsRelaxed, async () => {
+  const formula = { ...FORMULA, down_type: 7 };
+  const { pool, lost, builds } = await open({
+    count: 2,
+    compile: async (/** @type {string} */ build) => {
+      if (build === 'plain') return new WebAssembly.Module(wasm);
+      if (build === 'relaxed32') throw new Unreachable('not here');
+      return wrongAbout(relaxed, 7);
+    },
+  });
+  builds.choices.set('8/8/8', 'relaxed16'); // as if it had been the fastest
+  const experts = await Promise.all([0, 1, 2].map((seed) => pool.pack(FORMULA, slice(seed))));
+  assert.equal(pool.build, 'wasm-relaxed16');
+  const mixed = new Uint8Array(2 * ((96 * 64 * 34) / 32) + (96 * 64 * 24) / 32).fill(0x34);
+  const other = await pool.pack(formula, mixed);
+  assert.match(builds.out.get('relaxed16') ?? '', /format 7: the known-answer test/);
+  assert.deepEqual(new Set(lost), new Set(experts));
+  assert.ok(experts.every((expert) => expert.sizeBytes === 0) && other.sizeBytes > 0);
+  const again = await Promise.all([0, 1, 2].map((seed) => pool.pack(FORMULA, slice(seed))));
+  const one = await WasmKernel.load(wasm);
+  const single = [0, 1, 2].map((seed) => one.pack(FORMULA, slice(seed)));
+  assert.deepEqual(await pool.partial(callOf(again, 9, 3)), one.partial(callOf(single, 9, 3)));
+  await pool.knownAnswerTest();
+  assert.equal(pool.build, 'wasm-plain');
+});
+
+test('a build that turns wrong once it is warm is found by the next test, in whichever worker', needsRelaxed, async () => {
+  const { pool, lost, builds, threads } = await open({
+    count: 2, compile: async (/** @type {string} */ build) => new WebAssembly.Module(build === 'plain' ? wasm : relaxed),
+  });
+  builds.choices.set('8/8/8', 'relaxed16');
+  const experts = await Promise.all([0, 1].map((seed) => pool.pack(FORMULA, slice(seed))));
+  const [thread] = threads;
+  const heard = thread.onmessage;
+  thread.onmessage = (/** @type {any} */ { data }) => {
+    const wrong = { code: 'kernel_fault', message: 'another answer', size: null, build: 'wasm-relaxed16' };
+    thread.onmessage = heard;
+    heard({ data: { id: data.id, error: wrong } });
+  };
+  await pool.knownAnswerTest();
+  assert.equal(builds.out.get('relaxed16'), 'another answer');
+  assert.deepEqual(new Set(lost), new Set(experts));
+  assert.ok(threads.every(({ sent }) => sent.some((message) => message.type === 'drop' && message.build === 'relaxed16')));
 });
 
 test('a kernel works above 2 GiB', async (t) => {

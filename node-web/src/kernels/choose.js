@@ -1,27 +1,27 @@
 /**
- * Choose among the builds of the wasm kernel: those this browser accepts, that pass the known-answer test, the fastest.
+ * Choose among the builds of the wasm kernel, for each format: those this browser accepts, that pass the known-answer
+ * tests, the fastest.
  *
- *   validate -> test -> time every format a moment -> choose -> test again (warm code is other code)
+ *   compile all, side by side -> test the core of one -> serve
+ *   the first slice of a format -> test the format in every build, let them race a moment -> choose -> test again, warm
  *
- * A build that gave a wrong answer once is never used again in this page, though it may pass now: V8 11.3 computes
- * `i32x4.relaxed_dot_i8x16_i7x16_add_s` wrongly in its baseline tier and rightly once the function is hot. When the last
- * build falls the device must not serve. All builds give the same bits, so a node may change its mind at any time.
+ * Warm code is other code, so whoever keeps a kernel tests it again from time to time. A build that gave a wrong answer
+ * once is never used again in this page, though it may pass now: V8 11.3 computes `i32x4.relaxed_dot_i8x16_i7x16_add_s`
+ * wrongly in its baseline tier and rightly once the function is hot. When the last build falls the device must not
+ * serve. All builds give the same bits, so formats may live in different ones and a node may change its mind at any time.
  */
 import { KernelFault, messageOf, Unreachable } from '../errors.js';
 import { WasmKernel } from './wasm.js';
 
 export const BUILDS = /** @type {const} */ (['relaxed16', 'relaxed32', 'plain']);
-const MOMENT_MS = 6; // per format and build; 18 ms of timing a build
-const MIN_LOOKS = 6; // though the machine be busy: the first ones run cold code
+const RACE_MS = 20; // of all builds together, for one format
+const MOST_MS = 60; // while one still gets faster: the first rounds run cold code
+const LOOK_MS = 0.7; // as many answers as fit between two looks at a clock that may be coarse
+const MIN_ROUNDS = 4;
+const FASTER = 0.95;
 const HIDDEN_DIM = 512;
 const EXPERT_DIM = 256;
-
-/** What is timed: block bytes, columns, and where the f16 scales stand. */
-const TIMED = [
-  { type: 8, cols: 32, bytes: 34, scales: [0] },
-  { type: 12, cols: 256, bytes: 144, scales: [0, 2] },
-  { type: 14, cols: 256, bytes: 210, scales: [208] },
-];
+const BENIGN = 0x34; // a block of such bytes has finite, normal scales in every format
 
 /** (func (result v128) (i8x16.relaxed_swizzle ...)): who takes this takes the relaxed builds. */
 const RELAXED_PROBE = Uint8Array.of(
@@ -29,117 +29,166 @@ const RELAXED_PROBE = Uint8Array.of(
 );
 
 /** @typedef {(typeof BUILDS)[number]} Build */
-/** @typedef {Record<number, number>} Speeds  GB of weights per second by ggml type, one row */
+/** @typedef {import('./kernel.js').Formula} Formula */
 
-/** The builds of one page, and what is known of them. */
+/** The builds of one page: what is known of them, and this thread's kernel of each. */
 export class KernelBuilds {
-  /** @param {(build: Build) => Promise<ArrayBuffer|Uint8Array>} read gives the bytes; throws Unreachable */
-  constructor(read) {
-    this.read = read;
+  /** @param {(build: Build) => Promise<WebAssembly.Module>} compile throws Unreachable when the build could not be had */
+  constructor(compile) {
+    this.compile = compile;
     /** @type {Map<string, string>} build -> why it is out */
     this.out = new Map();
-    /** @type {Map<Build, Speeds>} */
-    this.speeds = new Map();
     /** @type {Map<Build, WebAssembly.Module>} */
     this.modules = new Map();
+    /** @type {Map<Build, WasmKernel>} those that passed their test */
+    this.kernels = new Map();
+    /** @type {Map<string, Build>} weight formats -> the fastest build */
+    this.choices = new Map();
+    /** @type {Map<string, Map<Build, number>>} weight formats -> GB of weights per second, one row */
+    this.speeds = new Map();
   }
 
-  /**
-   * Load the best build that is left. Throws KernelFault when none is, Unreachable when none could be had.
-   * @param {{limitBytes?: number}} [options]
-   * @returns {Promise<WasmKernel>}
-   */
-  async choose(options = {}) {
-    const name = await this.best();
+  /** Get all builds at once. @returns {Promise<Build>} the first that works; throws KernelFault when none does, Unreachable when none could be had */
+  async open() {
+    await Promise.all(BUILDS.filter((build) => !this.out.has(build) && !this.modules.has(build)).map((build) => this.get(build)));
+    return this.first();
+  }
+
+  /** @param {Build} build */
+  async get(build) {
+    if (build !== 'plain' && !WebAssembly.validate(RELAXED_PROBE)) return this.drop(build, 'no relaxed SIMD here');
     try {
-      const kernel = await WasmKernel.load(/** @type {WebAssembly.Module} */ (this.modules.get(name)), options);
-      kernel.knownAnswerTest();
-      return kernel;
+      this.modules.set(build, await this.compile(build));
     } catch (error) {
-      this.drop(name, messageOf(error));
-      return this.choose(options);
+      if (!(error instanceof Unreachable)) return this.drop(build, messageOf(error));
+      if (build === 'plain') throw error; // the others are tried again the next time
     }
   }
 
-  /** The name of the best build that is left; `modules` has it compiled. @returns {Promise<Build>} */
-  async best() {
+  /** Those that are left, in the order of BUILDS, each having passed its test in this thread. @returns {Generator<Build>} */
+  *left() {
     for (const build of BUILDS) {
-      if (!this.out.has(build) && !this.speeds.has(build)) await this.try(build);
+      if (!this.modules.has(build) || this.out.has(build)) continue;
+      try {
+        this.kernel(build);
+      } catch (error) {
+        this.drop(build, messageOf(error));
+        continue;
+      }
+      yield build;
     }
-    const left = [...this.speeds.keys()].filter((build) => !this.out.has(build));
-    if (left.length === 0) {
-      const reasons = [...this.out].map(([build, why]) => `${build}: ${why}`).join('; ');
-      throw new KernelFault(`no build of the kernel works in this browser: ${reasons}`);
+  }
+
+  /** The first build that is left. Throws KernelFault. @returns {Build} */
+  first() {
+    for (const build of this.left()) return build;
+    const reasons = [...this.out].map(([build, why]) => `${build}: ${why}`).join('; ');
+    throw new KernelFault(`no build of the kernel works in this browser: ${reasons}`);
+  }
+
+  /** This thread's kernel of a build, tested when it is new. Throws KernelFault. @param {Build} build */
+  kernel(build) {
+    let kernel = this.kernels.get(build);
+    if (kernel === undefined) {
+      kernel = WasmKernel.from(/** @type {WebAssembly.Module} */ (this.modules.get(build)));
+      kernel.knownAnswerTest();
+      this.kernels.set(build, kernel);
     }
-    return left.reduce((a, b) => (this.score(b) > this.score(a) ? b : a));
+    return kernel;
   }
 
   /** Never use a build again. @param {string} build as named here or by the kernel itself @param {string} why */
   drop(build, why) {
-    this.out.set(build.replace(/^wasm-/, ''), why);
+    const name = build.replace(/^wasm-/, '');
+    if (!this.out.has(name)) this.out.set(name, why);
+    this.kernels.delete(/** @type {Build} */ (name));
   }
 
-  /** @param {Build} build */
-  async try(build) {
-    if (build !== 'plain' && !WebAssembly.validate(RELAXED_PROBE)) {
-      this.drop(build, 'no relaxed SIMD here');
-      return;
+  /**
+   * The fastest build for the weight formats of a formula. The first time this takes some 50 ms.
+   * @param {Formula} formula
+   * @returns {Build} throws KernelFault when none is left, CallRefused when none can compute it
+   */
+  choice(formula) {
+    const formats = [formula.gate_type, formula.up_type, formula.down_type].join('/');
+    const chosen = this.choices.get(formats);
+    if (chosen !== undefined && !this.out.has(chosen)) return chosen;
+    const speeds = this.race(formula);
+    const ranking = [...speeds].sort(([, a], [, b]) => b - a);
+    for (const [build] of ranking) {
+      try {
+        this.kernel(build).prove(formula, true);
+      } catch (error) {
+        this.fell(build, error);
+        continue;
+      }
+      this.choices.set(formats, build);
+      this.speeds.set(formats, speeds);
+      return build;
     }
-    let bytes;
-    try {
-      bytes = await this.read(build);
-    } catch (error) {
-      if (!(error instanceof Unreachable) || build === 'plain') throw error;
-      return; // plain must be there; the others are tried again the next time
-    }
-    try {
-      const module = await WebAssembly.compile(/** @type {BufferSource} */ (bytes));
-      this.modules.set(build, module);
-      const kernel = await WasmKernel.load(module);
-      kernel.knownAnswerTest();
-      this.speeds.set(build, time(kernel));
-    } catch (error) {
-      this.drop(build, messageOf(error));
-    }
+    this.first(); // throws, unless a build came to life again meanwhile
+    throw new KernelFault(`no build of the kernel computes the formats ${formats}`);
   }
 
-  /** Speed over all formats: the geometric mean, so that no format counts for more. @param {Build} build */
-  score(build) {
-    const speeds = Object.values(/** @type {Speeds} */ (this.speeds.get(build)));
-    return Math.exp(speeds.reduce((sum, speed) => sum + Math.log(speed), 0) / speeds.length);
+  /** Test a formula in every build, then let them compute in turn: all get warm, and all feel what else the machine does. @param {Formula} formula @returns {Map<Build, number>} GB of weights per second, one row */
+  race(formula) {
+    /** @type {{build: Build, run: () => void, sizeBytes: number, bestMs: number, end: () => void}[]} */
+    const racers = [];
+    for (const build of this.left()) {
+      try {
+        const kernel = this.kernel(build);
+        kernel.prove(formula);
+        racers.push({ build, ...runner(kernel, formula), bestMs: Infinity });
+      } catch (error) {
+        this.fell(build, error);
+      }
+    }
+    const started = performance.now();
+    let roundsAlike = 0;
+    for (let round = 0; racers.length > 1; round++) {
+      const spentMs = performance.now() - started;
+      if (round >= MIN_ROUNDS && (spentMs > MOST_MS || (spentMs > RACE_MS && roundsAlike > 1))) break;
+      roundsAlike += 1;
+      for (const racer of racers) {
+        const ms = look(racer.run);
+        if (ms < FASTER * racer.bestMs) roundsAlike = 0;
+        racer.bestMs = Math.min(racer.bestMs, ms);
+      }
+    }
+    for (const { end } of racers) end();
+    return new Map(racers.map(({ build, sizeBytes, bestMs }) => [build, sizeBytes / bestMs / 1e6]));
+  }
+
+  /** A wrong answer puts a build out; anything else is no fault of it. @param {Build} build @param {unknown} error */
+  fell(build, error) {
+    if (!(error instanceof KernelFault)) throw error;
+    this.drop(build, messageOf(error));
   }
 }
 
-/** @param {WasmKernel} kernel @returns {Speeds} */
-function time(kernel) {
-  /** @type {Speeds} */
-  const speeds = {};
-  for (const { type, cols, bytes, scales } of TIMED) {
-    const formula = {
-      hidden_dim: HIDDEN_DIM, expert_dim: EXPERT_DIM, gate_type: type, up_type: type, down_type: type,
-      activation: 'silu', alpha: 0, limit: 0, weight_position: 'after', biased: false,
-    };
-    const slice = new Uint8Array(((3 * HIDDEN_DIM * EXPERT_DIM) / cols) * bytes);
-    for (let i = 0; i < slice.length; i++) slice[i] = (i * 197) % 251;
-    for (let block = 0; block < slice.length; block += bytes) for (const at of scales) slice.set([0, 0x14], block + at); // 2^-10
-    const expert = kernel.pack(formula, slice);
-    const x = Float32Array.from({ length: HIDDEN_DIM }, (_, i) => Math.sin(i));
-    const call = {
-      formula, numTokens: 1, x: new Uint8Array(x.buffer), encoding: 0, rowExponents: Int16Array.of(1), grid: 0, layerExponents: 20,
-      counts: Uint16Array.of(1), experts: [expert], pickExpert: Uint16Array.of(0), pickWeight: Float32Array.of(1),
-    };
-    let runs = 1;
-    let bestMs = Infinity; // of one run; several between two looks at a clock that may be coarse
-    const end = performance.now() + MOMENT_MS;
-    for (let look = 0; look < MIN_LOOKS || performance.now() < end; look++) {
-      const started = performance.now();
-      for (let run = 0; run < runs; run++) kernel.answer(call);
-      const ms = performance.now() - started;
-      if (ms > 0) bestMs = Math.min(bestMs, ms / runs);
-      if (ms < 1) runs *= 2;
-    }
-    kernel.free(expert);
-    speeds[type] = slice.length / Math.min(bestMs, 1000) / 1e6;
+/** Milliseconds that one run takes. @param {() => void} run */
+function look(run) {
+  const started = performance.now();
+  for (let runs = 1; ; runs++) {
+    run();
+    const ms = performance.now() - started;
+    if (ms > LOOK_MS) return ms / runs;
   }
-  return speeds;
+}
+
+/** One expert in the formats of a formula, and a row for it. @param {WasmKernel} kernel @param {Formula} formula */
+function runner(kernel, { gate_type, up_type, down_type }) {
+  /** @type {Formula} */
+  const formula = {
+    hidden_dim: HIDDEN_DIM, expert_dim: EXPERT_DIM, gate_type, up_type, down_type,
+    activation: 'silu', alpha: 0, limit: 0, weight_position: 'after', biased: false,
+  };
+  const slice = new Uint8Array(kernel.sliceBytes(formula)).fill(BENIGN);
+  const expert = kernel.pack(formula, slice);
+  const x = Float32Array.from({ length: HIDDEN_DIM }, (_, i) => Math.sin(i));
+  const call = {
+    formula, numTokens: 1, x: new Uint8Array(x.buffer), encoding: 0, rowExponents: Int16Array.of(1), grid: 0, layerExponents: 100,
+    counts: Uint16Array.of(1), experts: [expert], pickExpert: Uint16Array.of(0), pickWeight: Float32Array.of(1),
+  };
+  return { run: () => kernel.answer(call), sizeBytes: slice.length, end: () => kernel.free(expert) };
 }

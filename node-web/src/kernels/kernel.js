@@ -4,7 +4,7 @@
  * They keep packed experts in their own memory; whoever packs frees. A kernel on the caller's own thread answers at once;
  * one with workers or a graphics device answers with promises.
  */
-import { NodeError } from '../errors.js';
+import { KernelFault, NodeError } from '../errors.js';
 
 /**
  * How an expert computes, as it stands in the manifest (backbone/model/formula.py).
@@ -63,5 +63,14 @@ export class KernelMemoryFull extends NodeError {
     super('memory_full', `no memory for ${wantedBytes} bytes more (${usedBytes} in use)`);
     this.wantedBytes = wantedBytes;
     this.usedBytes = usedBytes;
+  }
+}
+
+/** One build of a kernel gave a wrong answer; another may give the right one. */
+export class BuildFault extends KernelFault {
+  /** @param {string} build as the kernel calls itself @param {string} message */
+  constructor(build, message) {
+    super(message);
+    this.build = build;
   }
 }

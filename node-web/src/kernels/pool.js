@@ -9,12 +9,14 @@
  * worker takes its place, and `onLost` names the experts, for whoever holds them to pack them again.
  */
 import { CallRefused, KernelFault } from '../errors.js';
-import { KernelMemoryFull, PackedExpert } from './kernel.js';
-import { WasmKernel } from './wasm.js';
+import { BuildFault, KernelMemoryFull, PackedExpert } from './kernel.js';
 
 const SILENT_MS = 20_000; // with work to do: the largest dispatch takes a slow phone less
+const WARM_CALLS = 100; // then the engine has compiled the hot code anew, and it is tested again
 const MOST_DEATHS = 6; // then the device cannot carry so many workers; those that live go on
 
+/** @typedef {import('./choose.js').Build} Build */
+/** @typedef {import('./choose.js').KernelBuilds} KernelBuilds */
 /** @typedef {import('./kernel.js').Formula} Formula */
 /** @typedef {import('./kernel.js').Call} Call */
 /** @typedef {import('./kernel.js').EncodedPartial} EncodedPartial */
@@ -23,10 +25,11 @@ const MOST_DEATHS = 6; // then the device cannot carry so many workers; those th
 
 /** An expert of a pool: where it lives, beside what its worker calls it. */
 class PooledExpert extends PackedExpert {
-  /** @param {Member} member @param {number} address @param {number} sizeBytes */
-  constructor(member, address, sizeBytes) {
+  /** @param {Member} member @param {Build} build @param {number} address @param {number} sizeBytes */
+  constructor(member, build, address, sizeBytes) {
     super(address, sizeBytes);
     this.member = member;
+    this.build = build;
   }
 }
 
@@ -62,7 +65,7 @@ class Member {
     });
   }
 
-  /** @param {{id: number, result?: any, error?: {code: string, message: string, size: [number, number]|null}}} answer */
+  /** @param {{id: number, result?: any, error?: {code: string, message: string, size: [number, number]|null, build: string|null}}} answer */
   answered({ id, result, error }) {
     this.heardAt = performance.now();
     const waiting = this.waiting.get(id);
@@ -70,6 +73,7 @@ class Member {
     if (waiting === undefined) return;
     if (error === undefined) waiting.resolve(result);
     else if (error.size) waiting.reject(new KernelMemoryFull(...error.size));
+    else if (error.build) waiting.reject(new BuildFault(error.build, error.message));
     else waiting.reject(error.code === 'kernel_fault' ? new KernelFault(error.message) : new CallRefused(error.code, error.message));
   }
 
@@ -84,7 +88,7 @@ class Member {
 export class PoolKernel {
   /**
    * @param {object} options
-   * @param {WebAssembly.Module} options.module
+   * @param {KernelBuilds} options.builds opened
    * @param {number} options.count workers
    * @param {number} [options.limitBytes] of each worker's memory
    * @param {() => WorkerLike} options.spawn opens one pool-worker.js
@@ -92,9 +96,8 @@ export class PoolKernel {
    * @param {number} [options.silentMs]
    * @returns {Promise<PoolKernel>} once every worker has passed its known-answer test; throws KernelFault
    */
-  static async open({ module, count, limitBytes, spawn, onLost = () => {}, silentMs = SILENT_MS }) {
-    const adder = await WasmKernel.load(module);
-    const pool = new PoolKernel(adder, { module, limitBytes }, spawn, onLost, silentMs);
+  static async open({ builds, count, limitBytes, spawn, onLost = () => {}, silentMs = SILENT_MS }) {
+    const pool = new PoolKernel(builds, { limitBytes }, spawn, onLost, silentMs);
     try {
       await Promise.all(Array.from({ length: count }, () => pool.hire()));
     } catch (error) {
@@ -105,19 +108,20 @@ export class PoolKernel {
   }
 
   /**
-   * @param {WasmKernel} adder adds and encodes partials, hashes slices; holds no experts
-   * @param {object} load
+   * @param {KernelBuilds} builds chooses; its kernels in this thread add partials, hash slices, and hold no experts
+   * @param {{limitBytes?: number}} load
    * @param {() => WorkerLike} spawn
    * @param {(experts: PackedExpert[], why: string) => void} onLost
    * @param {number} silentMs
    */
-  constructor(adder, load, spawn, onLost, silentMs) {
-    this.adder = adder;
+  constructor(builds, load, spawn, onLost, silentMs) {
+    this.builds = builds;
     this.load = load;
     this.spawn = spawn;
     this.onLost = onLost;
     this.silentMs = silentMs;
-    this.build = adder.build;
+    this.build = `wasm-${builds.first()}`;
+    this.calls = 0;
     this.deaths = 0;
     this.closed = false;
     /** @type {Member[]} those that passed their test */
@@ -126,6 +130,11 @@ export class PoolKernel {
     this.novices = new Set();
     /** @type {ReturnType<typeof setTimeout>|undefined} */
     this.timer = undefined;
+  }
+
+  /** This thread's kernel. Throws KernelFault when no build is left. */
+  get adder() {
+    return this.builds.kernel(this.builds.first());
   }
 
   get usedBytes() {
@@ -137,44 +146,95 @@ export class PoolKernel {
     return this.members.length;
   }
 
+  /** Every build in use, in every worker. Throws KernelFault when no build is left, or no worker. */
   async knownAnswerTest() {
-    this.adder.knownAnswerTest();
-    if (this.members.length === 0) throw new KernelFault(`${this.build}: no worker is left`);
-    await Promise.all(this.members.map((member) => member.ask({ type: 'test' })));
+    for (const [build, kernel] of [...this.builds.kernels]) {
+      try {
+        kernel.knownAnswerTest();
+      } catch (error) {
+        this.condemn(error, build);
+      }
+    }
+    await Promise.all(this.members.map(async (member) => {
+      for (;;) {
+        try {
+          return await member.ask({ type: 'test' });
+        } catch (error) {
+          this.condemn(error);
+        }
+      }
+    }));
+    this.build = `wasm-${this.builds.first()}`;
+    this.#someone();
   }
 
   /** @param {Formula} formula @param {Uint8Array} slice @returns {Promise<PackedExpert>} */
   async pack(formula, slice) {
+    for (;;) {
+      const build = this.builds.choice(formula);
+      this.sweep();
+      const member = this.#someone();
+      const expected = slice.length;
+      member.usedBytes += expected; // at once: the next one is placed before this one is packed
+      try {
+        const { address, sizeBytes } = await member.ask({ type: 'pack', build, formula, slice });
+        member.usedBytes += sizeBytes - expected;
+        const expert = new PooledExpert(member, build, address, sizeBytes);
+        member.experts.add(expert);
+        this.sweep(); // the build may have fallen meanwhile
+        return expert;
+      } catch (error) {
+        if (!member.dead) member.usedBytes -= expected;
+        this.condemn(error);
+      }
+    }
+  }
+
+  /** Who holds least. @returns {Member} */
+  #someone() {
     if (this.members.length === 0) throw new KernelFault(`${this.build}: no worker is left`);
-    const member = this.members.reduce((a, b) => (b.usedBytes < a.usedBytes ? b : a));
-    const expected = slice.length;
-    member.usedBytes += expected; // at once: the next one is placed before this one is packed
-    try {
-      const { address, sizeBytes } = await member.ask({ type: 'pack', formula, slice });
-      member.usedBytes += sizeBytes - expected;
-      const expert = new PooledExpert(member, address, sizeBytes);
-      member.experts.add(expert);
-      return expert;
-    } catch (error) {
-      member.usedBytes -= expected;
-      throw error;
+    return this.members.reduce((a, b) => (b.usedBytes < a.usedBytes ? b : a));
+  }
+
+  /** A build that computes wrongly somewhere is out everywhere; any other error is thrown. @param {unknown} error @param {string} [build] */
+  condemn(error, build) {
+    if (!(error instanceof BuildFault)) throw error;
+    this.builds.drop(build ?? error.build, error.message);
+    this.sweep();
+  }
+
+  /** Experts in builds that are out are lost. */
+  sweep() {
+    for (const member of this.members) {
+      const lost = [...member.experts].filter(({ build }) => this.builds.out.has(build));
+      if (lost.length === 0) continue;
+      const why = String(this.builds.out.get(lost[0].build));
+      for (const build of new Set(lost.map((expert) => expert.build))) member.worker.postMessage({ type: 'drop', build });
+      for (const expert of lost) {
+        member.usedBytes -= expert.sizeBytes;
+        member.experts.delete(expert);
+        expert.sizeBytes = 0;
+      }
+      this.onLost(lost, why);
     }
   }
 
   /** @param {PackedExpert} expert */
   free(expert) {
-    const { member, address, sizeBytes } = /** @type {PooledExpert} */ (expert);
+    const { member, build, address, sizeBytes } = /** @type {PooledExpert} */ (expert);
     if (sizeBytes === 0) return;
     expert.sizeBytes = 0;
     member.usedBytes -= sizeBytes;
     member.experts.delete(/** @type {PooledExpert} */ (expert));
-    if (!member.dead) member.worker.postMessage({ type: 'free', address, sizeBytes });
+    if (!member.dead) member.worker.postMessage({ type: 'free', build, address, sizeBytes });
   }
 
   /** @param {Call} call @returns {Promise<EncodedPartial>} */
   async partial(call) {
     const parts = cut(call);
     if (parts.length === 0) return this.adder.partial({ ...call, experts: [] });
+    this.calls += 1;
+    if (this.calls === WARM_CALLS) this.knownAnswerTest().catch(() => {}); // whoever packs what was lost learns it
     const answers = await Promise.all(parts.map(([member, part]) => member.ask({ type: 'partial', call: part })));
     return answers.length === 1 ? answers[0] : this.adder.addPartials(answers, call.numTokens, call.formula.hidden_dim, call.grid);
   }
@@ -193,20 +253,25 @@ export class PoolKernel {
     this.novices.clear();
   }
 
-  /** Start a worker; it is given experts once it has passed its test. */
+  /** Start a worker; it is given experts once it has passed its test. Throws KernelFault when no build does in it. */
   async hire() {
-    const member = new Member(this, this.spawn());
-    this.novices.add(member);
-    try {
-      await member.ask({ type: 'load', ...this.load });
-    } catch (error) {
-      this.end(member, 'it failed to load');
-      throw error;
-    } finally {
-      this.novices.delete(member);
+    for (;;) {
+      const first = this.builds.first();
+      const member = new Member(this, this.spawn());
+      this.novices.add(member);
+      try {
+        await member.ask({ type: 'load', ...this.load, modules: this.builds.modules, first });
+      } catch (error) {
+        this.end(member, 'it failed to load');
+        this.condemn(error);
+        continue;
+      } finally {
+        this.novices.delete(member);
+      }
+      if (this.closed) return this.end(member, 'the kernel was closed');
+      this.members.push(member);
+      return;
     }
-    if (this.closed) return this.end(member, 'the kernel was closed');
-    this.members.push(member);
   }
 
   /** A worker is gone: its calls fail, its experts are lost, another takes its place. @param {Member} member @param {string} why */
@@ -273,6 +338,7 @@ function cut(call) {
     const part = {
       ...call, x: own, rowExponents: call.rowExponents.slice(), counts, pickExpert: Uint16Array.from(picks),
       pickWeight: Float32Array.from(weights), experts: mine.map(({ expert: { address, sizeBytes } }) => ({ address, sizeBytes })),
+      build: mine[0].expert.build,
     };
     return [member, part];
   });

@@ -4,9 +4,9 @@
  * Works in a worker and in node, needs no secure context. The memory may grow at any take(), which detaches every view:
  * views are made anew after it. Sizes come back as signed 32-bit numbers (negative: an error), addresses as unsigned.
  */
-import { CallRefused, KernelFault } from '../errors.js';
+import { CallRefused, KernelFault, messageOf } from '../errors.js';
 import { Heap, roundUp } from './heap.js';
-import { KernelMemoryFull, PackedExpert } from './kernel.js';
+import { BuildFault, KernelMemoryFull, PackedExpert } from './kernel.js';
 
 /** @typedef {import('./kernel.js').Formula} Formula */
 /** @typedef {import('./kernel.js').Kernel} Kernel */
@@ -16,6 +16,7 @@ import { KernelMemoryFull, PackedExpert } from './kernel.js';
 
 const ABI_VERSION = 1;
 const SELF_TEST_ROWS = [2, 7]; // together they have a tile of every size
+const MAX_SELF_TESTS = 16; // for one formula
 const ACTIVATIONS = ['silu', 'gelu', 'relu', 'relu2', 'swiglu_oai', 'swiglu_clamp', 'situ']; // enum expert_activation
 const WEIGHT_POSITIONS = ['after', 'before']; // enum expert_weight_position
 const FORMULA_BYTES = 40;
@@ -42,6 +43,8 @@ export class WasmKernel {
   /** @type {Heap} */ #heap;
   /** @type {Record<string, CFunction>} */ #c;
   #work = { at: 0, size: 0 }; // working space, reused from call to call
+  /** @type {Set<number>} known-answer tests that were passed */ #passed = new Set();
+  /** @type {Set<string>} formulas whose tests were passed */ #proven = new Set();
 
   /**
    * @param {string | URL | BufferSource | WebAssembly.Module} source where the .wasm is, its bytes, or what was compiled
@@ -54,12 +57,22 @@ export class WasmKernel {
       if (!response.ok) throw new KernelFault(`${source}: HTTP ${response.status}`);
       bytes = await response.arrayBuffer();
     }
+    let module;
+    try {
+      module = bytes instanceof WebAssembly.Module ? bytes : await WebAssembly.compile(bytes);
+    } catch (error) {
+      throw new KernelFault(`this browser cannot run the kernel (WebAssembly SIMD): ${messageOf(error)}`);
+    }
+    return WasmKernel.from(module, { limitBytes, skipBytes });
+  }
+
+  /** The same at once, from what was compiled. @param {WebAssembly.Module} module @param {{ limitBytes?: number, skipBytes?: number }} [options] */
+  static from(module, { limitBytes = MAX_MEMORY, skipBytes = 0 } = {}) {
     let instance;
     try {
-      const module = bytes instanceof WebAssembly.Module ? bytes : await WebAssembly.compile(bytes);
-      instance = await WebAssembly.instantiate(module, {});
+      instance = new WebAssembly.Instance(module, {});
     } catch (error) {
-      throw new KernelFault(`this browser cannot run the kernel (WebAssembly SIMD): ${/** @type {Error} */ (error).message}`);
+      throw new KernelFault(`this browser cannot run the kernel: ${messageOf(error)}`);
     }
     return new WasmKernel(instance, Math.min(limitBytes, MAX_MEMORY), skipBytes);
   }
@@ -77,8 +90,54 @@ export class WasmKernel {
     return this.#heap.usedBytes;
   }
 
+  /**
+   * The tests before all others, and again those of every formula met so far: engines compile hot code anew, and have got it wrong.
+   * Throws KernelFault.
+   */
   knownAnswerTest() {
-    for (let index = 0; index < this.#c.expert_num_self_tests(); index++) for (const rows of SELF_TEST_ROWS) this.knownAnswer(index, rows);
+    this.#run(this.#testsFor(null), true);
+    this.#run(this.#passed, true);
+  }
+
+  /**
+   * The tests that slices of this formula need, unless they were passed; pack() sees to it itself. Throws KernelFault, CallRefused.
+   * @param {Formula} formula
+   * @param {boolean} [again] though they were passed
+   */
+  prove(formula, again = false) {
+    const key = JSON.stringify(formula);
+    if (this.#proven.has(key) && !again) return;
+    this.#run(this.#testsFor(formula), again);
+    this.#proven.add(key);
+  }
+
+  /** Bytes of a slice. Throws CallRefused. @param {Formula} formula */
+  sliceBytes(formula) {
+    const [formulaAt] = this.#reserve(FORMULA_BYTES);
+    this.#putFormula(formulaAt, formula);
+    return check(this.#c.expert_slice_bytes(formulaAt), 'formula refused');
+  }
+
+  /** @param {Formula|null} formula @returns {Iterable<number>} */
+  #testsFor(formula) {
+    const [formulaAt, testsAt] = this.#reserve(FORMULA_BYTES, MAX_SELF_TESTS * 4);
+    if (formula) this.#putFormula(formulaAt, formula);
+    const count = check(this.#c.expert_self_tests_for(formula ? formulaAt : 0, testsAt), 'formula refused');
+    return new Int32Array(this.#heap.memory.buffer, testsAt, count).slice();
+  }
+
+  /** @param {Iterable<number>} tests @param {boolean} again */
+  #run(tests, again) {
+    for (const test of tests) {
+      if (!again && this.#passed.has(test)) continue;
+      for (const rows of SELF_TEST_ROWS) this.knownAnswer(test, rows);
+      this.#passed.add(test);
+    }
+  }
+
+  /** How many known answers there are. */
+  get numKnownAnswers() {
+    return this.#c.expert_num_self_tests();
   }
 
   /** One known answer: the digest. @param {number} index @param {number} numTokens @returns {string} */
@@ -87,12 +146,14 @@ export class WasmKernel {
     const [digest, scratch] = this.#reserve(32, scratchBytes);
     const code = this.#c.expert_self_test(index, numTokens, scratch, scratchBytes, digest);
     const hex = toHex(this.#bytes(digest, 32));
-    if (code) throw new KernelFault(`${this.build}, self-test ${index}: ${describe(code)}, digest ${hex}`);
+    const what = index < this.#c.expert_num_formats() ? `format ${this.#c.expert_format_type(index)}` : `formula test ${index}`;
+    if (code) throw new BuildFault(this.build, `${this.build}, ${what}: ${describe(code)}, digest ${hex}`);
     return hex;
   }
 
   /** @param {Formula} formula @param {Uint8Array} slice @returns {PackedExpert} */
   pack(formula, slice) {
+    this.prove(formula);
     const [formulaAt, staging] = this.#reserve(FORMULA_BYTES, slice.length);
     this.#putFormula(formulaAt, formula);
     const size = check(this.#c.expert_packed_bytes(formulaAt), 'slice refused');
