@@ -1,5 +1,13 @@
-// Which build this CPU can run. The scalar library runs anywhere, so it is the one to ask.
-#include "expert.h"
+// Which build this is, and which this CPU can run. The scalar library runs anywhere, so it is the one
+// to ask.
+#include "formats/format.h"
+
+EXPERT_EXPORT(expert_abi_version) int32_t expert_abi_version(void) { return EXPERT_ABI_VERSION; }
+
+#if defined(EXPERT_SCALAR)
+#define BUILD_NAME "scalar"
+#endif
+EXPERT_EXPORT(expert_build) const char *expert_build(void) { return BUILD_NAME; }
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -24,3 +32,16 @@ static int32_t level(void) { return 1; }
 #endif
 
 EXPERT_EXPORT(expert_cpu_level) int32_t expert_cpu_level(void) { return level(); }
+
+EXPERT_EXPORT(expert_read_memory)
+uint32_t expert_read_memory(const uint8_t *data, size_t size_bytes) {
+    uint32_t sum[16] = {0}; // sixteen sums, so that the compiler reads as wide as it can
+    for (size_t i = 0; i + 64 <= size_bytes; i += 64) {
+        uint32_t words[16];
+        __builtin_memcpy(words, data + i, 64);
+        for (int k = 0; k < 16; k++) sum[k] += words[k];
+    }
+    uint32_t total = 0;
+    for (int k = 0; k < 16; k++) total += sum[k];
+    return total;
+}

@@ -5,154 +5,17 @@
 //
 // Picks are sorted by expert, so that the weights of an expert are read once for all its rows (up
 // to CHUNK of them).
-#include "kernel.h"
+#include "plan.h"
 
-enum { CHUNK = 64, ALIGN = 64, HEADER_BYTES = 64 };
-enum { MAGIC = 0x31505845 }; // "EXP1"
-
-// ---- the formula
-
-typedef struct {
-    const ExpertFormat *gate, *up,
-        *down; // gate, up: [expert_dim, hidden_dim]; down: [hidden_dim, expert_dim]; gate may be null
-    size_t hidden_dim, expert_dim;
-    size_t gate_rows;   // expert_dim, or 0 without a gate
-    size_t num_biases;  // floats: gate, up, down; 0 when there are none
-    size_t num_scales;  // 0, 2 or 3
-    uint64_t slice_bytes, packed_bytes;
-    uint64_t gate_at, up_at, down_at, extras_at; // offsets in the packed expert
-} Plan;
-
-static uint64_t matrix_bytes(const ExpertFormat *format, uint64_t rows, uint64_t cols) {
-    return rows * (cols / (uint64_t)format->block_cols) * (uint64_t)format->block_bytes;
-}
-
-static int fits(const ExpertFormat *format, uint64_t cols) {
-    return cols % (uint64_t)format->block_cols == 0;
-}
-
-static int32_t make_plan(const ExpertFormula *formula, Plan *plan) {
-    const int32_t error = check_formula(formula);
-    if (error) return error;
-    const int has_gate = formula->gate_type >= 0;
-    plan->gate = has_gate ? expert_find_format(formula->gate_type) : NULL;
-    plan->up = expert_find_format(formula->up_type);
-    plan->down = expert_find_format(formula->down_type);
-    if ((has_gate && !plan->gate) || !plan->up || !plan->down) return EXPERT_UNSUPPORTED_FORMAT;
-    if (formula->hidden_dim <= 0 || formula->hidden_dim > EXPERT_MAX_DIM) return EXPERT_BAD_SIZE;
-    if (formula->expert_dim <= 0 || formula->expert_dim > EXPERT_MAX_DIM) return EXPERT_BAD_SIZE;
-    const uint64_t d = (uint64_t)formula->hidden_dim, f = (uint64_t)formula->expert_dim;
-    if ((has_gate && !fits(plan->gate, d)) || !fits(plan->up, d) || !fits(plan->down, f))
-        return EXPERT_BAD_SIZE;
-    plan->hidden_dim = (size_t)d;
-    plan->expert_dim = (size_t)f;
-    plan->gate_rows = has_gate ? plan->expert_dim : 0;
-    plan->num_biases =
-        formula->extras & EXPERT_BIASED ? plan->gate_rows + plan->expert_dim + plan->hidden_dim : 0;
-    plan->num_scales = !(formula->extras & EXPERT_SCALED) ? 0 : has_gate ? 3 : 2;
-    const uint64_t extras_bytes = (uint64_t)(plan->num_biases + plan->num_scales) * 4;
-    const uint64_t gate_bytes = has_gate ? matrix_bytes(plan->gate, f, d) : 0;
-    plan->slice_bytes =
-        gate_bytes + matrix_bytes(plan->up, f, d) + matrix_bytes(plan->down, d, f) + extras_bytes;
-    plan->gate_at = HEADER_BYTES;
-    plan->up_at = plan->gate_at + round_up(has_gate ? plan->gate->packed_bytes(f, d) : 0, ALIGN);
-    plan->down_at = plan->up_at + round_up(plan->up->packed_bytes(f, d), ALIGN);
-    plan->extras_at = plan->down_at + round_up(plan->down->packed_bytes(d, f), ALIGN);
-    plan->packed_bytes = plan->extras_at + round_up(extras_bytes, ALIGN) + PACK_SLACK;
-    return plan->packed_bytes > PTRDIFF_MAX ? EXPERT_BAD_SIZE : EXPERT_OK;
-}
-
-EXPERT_EXPORT(expert_abi_version) int32_t expert_abi_version(void) { return EXPERT_ABI_VERSION; }
-
-#if defined(EXPERT_SCALAR)
-#define BUILD_NAME "scalar"
-#endif
-EXPERT_EXPORT(expert_build) const char *expert_build(void) { return BUILD_NAME; }
-
-EXPERT_EXPORT(expert_slice_bytes) ptrdiff_t expert_slice_bytes(const ExpertFormula *formula) {
-    Plan plan;
-    const int32_t error = make_plan(formula, &plan);
-    return error ? error : (ptrdiff_t)plan.slice_bytes;
-}
-
-EXPERT_EXPORT(expert_packed_bytes) ptrdiff_t expert_packed_bytes(const ExpertFormula *formula) {
-    Plan plan;
-    const int32_t error = make_plan(formula, &plan);
-    return error ? error : (ptrdiff_t)plan.packed_bytes;
-}
-
-// A packed expert begins with what it was packed for, so that it cannot be used for anything else.
-static void write_header(const ExpertFormula *formula, int32_t header[HEADER_BYTES / 4]) {
-    __builtin_memset(header, 0, HEADER_BYTES);
-    header[0] = MAGIC;
-    header[1] = LANES << 8 | (int32_t)sizeof(Quad);
-    __builtin_memcpy(header + 2, formula, sizeof *formula);
-}
-
-static int32_t pack_extras(const Plan *plan, const uint8_t *extras, uint8_t *packed) {
-    const size_t count = plan->num_biases + plan->num_scales;
-    for (size_t i = 0; i < count; i++) {
-        float value;
-        __builtin_memcpy(&value, extras + 4 * i, 4);
-        if (!f32_is_finite(value)) return EXPERT_NON_FINITE;
-    }
-    __builtin_memcpy(packed, extras, 4 * count);
-    return EXPERT_OK;
-}
-
-EXPERT_EXPORT(expert_pack)
-int32_t expert_pack(const ExpertFormula *formula, const uint8_t *slice, size_t slice_bytes,
-                    uint8_t *packed, size_t packed_bytes) {
-    Plan plan;
-    int32_t error = make_plan(formula, &plan);
-    if (error) return error;
-    if (slice_bytes != plan.slice_bytes || packed_bytes != plan.packed_bytes)
-        return EXPERT_BAD_SIZE;
-    const size_t d = plan.hidden_dim, f = plan.expert_dim;
-    const uint8_t *up = slice + (plan.gate ? matrix_bytes(plan.gate, f, d) : 0),
-                  *down = up + matrix_bytes(plan.up, f, d),
-                  *extras = down + matrix_bytes(plan.down, d, f);
-    int32_t header[HEADER_BYTES / 4];
-    write_header(formula, header);
-    __builtin_memset(packed, 0, HEADER_BYTES); // no header while the pack is half done or refused
-    if (plan.gate) error = plan.gate->pack(slice, f, d, packed + plan.gate_at);
-    if (!error) error = plan.up->pack(up, f, d, packed + plan.up_at);
-    if (!error) error = plan.down->pack(down, d, f, packed + plan.down_at);
-    if (!error) error = pack_extras(&plan, extras, packed + plan.extras_at);
-    if (!error) __builtin_memcpy(packed, header, HEADER_BYTES);
-    return error;
-}
-
-// ---- one step
-
-// Put weight * o on the grid and add it to the sums of its row. `scale`: f64 [hidden_dim], see
-// grid_scales. n = rint(p / step) by adding and taking off 1.5 * 2^52; the low bits of that sum are
-// n itself.
-static int32_t add_to_grid(const float *p, size_t hidden_dim, const double *scale, int row_exponent,
-                           int64_t *sums) {
-    const double row_scale = power_of_two(-row_exponent), magic = 0x1.8p52;
-    const int64_t magic_bits = 0x4338000000000000;
-    int bad = 0;
-    for (size_t c = 0; c < hidden_dim; c++) {
-        union {
-            double d;
-            int64_t i;
-        } shifted = {(double)p[c] * (scale[c] * row_scale) + magic};
-        const double n = shifted.d - magic;
-        bad |= !(__builtin_fabs(n) < 0x1p51);
-        sums[c] = (int64_t)((uint64_t)sums[c] + (uint64_t)(shifted.i - magic_bits));
-    }
-    if (!bad) return EXPERT_OK;
-    for (size_t c = 0; c < hidden_dim; c++)
-        if (!f32_is_finite(p[c])) return EXPERT_NON_FINITE;
-    return EXPERT_GRID_OVERFLOW;
-}
+enum { CHUNK = 64 };
 
 // ---- one call
 
 typedef struct { // what one call works with; the arrays stand in the caller's scratch
     const ExpertCall *call;
     Plan plan;
+    ExpertRows rows;                       // what of gate and up, and of down, is computed
+    size_t units, channels;                // how many rows that is
     size_t d, f, d_stride, f_stride;       // dimensions, and padded to ROW_PAD
     size_t gate_row, up_row, h_row;        // bytes of a row of activations
     uint32_t *first_pick, *order, *row_of; // [num_experts + 1], [num_picks], [num_picks]
@@ -209,7 +72,7 @@ EXPERT_EXPORT(expert_scratch_bytes)
 ptrdiff_t expert_scratch_bytes(const ExpertFormula *formula, size_t num_tokens, size_t num_picks,
                                size_t num_experts) {
     Job job;
-    const int32_t error = make_plan(formula, &job.plan);
+    const int32_t error = make_plan(formula, NULL, &job.plan);
     if (error) return error;
     if (num_tokens > EXPERT_MAX_TOKENS || num_experts > EXPERT_MAX_TOKENS) return EXPERT_BAD_SIZE;
     if (num_picks > (uint64_t)num_tokens * EXPERT_MAX_PICKS_PER_TOKEN) return EXPERT_BAD_SIZE;
@@ -217,7 +80,7 @@ ptrdiff_t expert_scratch_bytes(const ExpertFormula *formula, size_t num_tokens, 
     return size_bytes > PTRDIFF_MAX ? EXPERT_BAD_SIZE : (ptrdiff_t)size_bytes;
 }
 
-static int32_t check_call(const ExpertCall *call, const Plan *plan) {
+static int32_t check_x(const ExpertCall *call, const Plan *plan) {
     const size_t row_bytes = encoded_row_bytes(call->x_encoding, plan->hidden_dim);
     if (call->x_encoding > EXPERT_X_Q8A256) return EXPERT_BAD_VALUE;
     if (row_bytes == 0 || call->x_bytes / row_bytes != call->num_tokens ||
@@ -228,6 +91,10 @@ static int32_t check_call(const ExpertCall *call, const Plan *plan) {
         if ((plan->gate && plan->gate->wants != kind) || plan->up->wants != kind)
             return EXPERT_ENCODING_MISMATCH;
     }
+    return EXPERT_OK;
+}
+
+static int32_t check_call(const ExpertCall *call) {
     size_t num_picks = 0;
     for (size_t t = 0; t < call->num_tokens; t++) {
         if (call->counts[t] > EXPERT_MAX_PICKS_PER_TOKEN) return EXPERT_BAD_SIZE;
@@ -240,11 +107,32 @@ static int32_t check_call(const ExpertCall *call, const Plan *plan) {
         if (call->pick_expert[i] >= call->num_experts) return EXPERT_BAD_INDEX;
         if (!f32_is_finite(call->pick_weight[i])) return EXPERT_NON_FINITE;
     }
-    int32_t header[HEADER_BYTES / 4];
-    write_header(call->formula, header);
-    for (size_t e = 0; e < call->num_experts; e++)
-        if (__builtin_memcmp(call->experts[e], header, HEADER_BYTES) != 0) return EXPERT_NOT_PACKED;
     return EXPERT_OK;
+}
+
+static int holds(const ExpertRows *held, const ExpertRows *rows) {
+    const int no_units = rows->first_unit == rows->end_unit,
+              no_channels = rows->first_channel == rows->end_channel;
+    return (no_units ||
+            (held->first_unit <= rows->first_unit && rows->end_unit <= held->end_unit)) &&
+           (no_channels ||
+            (held->first_channel <= rows->first_channel && rows->end_channel <= held->end_channel));
+}
+
+// Plan for the rows that the experts hold, all of them the same; `rows` must be among them.
+static int32_t plan_for_experts(Job *job) {
+    const ExpertCall *call = job->call;
+    Header header;
+    if (call->num_experts > 0) {
+        __builtin_memcpy(&header, call->experts[0], HEADER_BYTES);
+        const ExpertRows held = header.held;
+        if (make_plan(call->formula, &held, &job->plan)) return EXPERT_NOT_PACKED;
+        write_header(call->formula, &held, &header);
+    }
+    for (size_t e = 0; e < call->num_experts; e++)
+        if (__builtin_memcmp(call->experts[e], &header, HEADER_BYTES) != 0)
+            return EXPERT_NOT_PACKED;
+    return holds(&job->plan.held, &job->rows) ? EXPERT_OK : EXPERT_NOT_PACKED;
 }
 
 // order: the picks sorted by expert, stable; first_pick[e] is where those of expert e begin.
@@ -314,114 +202,185 @@ static Extras extras_of(const Plan *plan, const uint8_t *packed) {
     return extras;
 }
 
-// h = act(gate . x, up . x) for n picks of one expert, arranged for down. Without a gate the product
-// of up takes its place.
+// Rows [first, first + count) of a packed matrix whose first row is number `held`.
+static void products(const ExpertFormat *format, const uint8_t *matrix, int32_t held, int32_t first,
+                     size_t count, size_t cols, const uint8_t *const *x, size_t n, float *y,
+                     size_t stride) {
+    if (count == 0) return;
+    const uint64_t skipped = format->packed_bytes((uint64_t)(first - held), cols);
+    format->rows(matrix + skipped, count, cols, x, n, y, stride);
+}
+
+// job->gate = act(gate . x, up . x), the units asked for, for n picks of one expert. Without a gate
+// the product of up takes its place.
 static int32_t hidden(const Job *job, const uint8_t *packed, const Extras *extras,
                       const uint32_t *picks, size_t n) {
     const ExpertCall *call = job->call;
     const Plan *plan = &job->plan;
-    const size_t f = job->f;
+    const int32_t first = job->rows.first_unit, held = plan->held.first_unit;
     const int before = call->formula->weight_position == EXPERT_WEIGHT_BEFORE;
+    const float *gate_bias = extras->gate_bias ? extras->gate_bias + first : NULL,
+                *up_bias = extras->up_bias ? extras->up_bias + first : NULL;
     float *const up = plan->gate ? job->up : job->gate;
     const uint8_t *x[CHUNK];
     if (plan->gate) {
         for (size_t i = 0; i < n; i++)
             x[i] = job->x[plan->gate->wants] + job->row_of[picks[i]] * job->gate_row;
-        plan->gate->rows(packed + plan->gate_at, f, job->d, x, n, job->gate, job->f_stride);
+        products(plan->gate, packed + plan->gate_at, held, first, job->units, job->d, x, n,
+                 job->gate, job->f_stride);
     }
     for (size_t i = 0; i < n; i++)
         x[i] = job->x[plan->up->wants] + job->row_of[picks[i]] * job->up_row;
-    plan->up->rows(packed + plan->up_at, f, job->d, x, n, up, job->f_stride);
+    products(plan->up, packed + plan->up_at, held, first, job->units, job->d, x, n, up,
+             job->f_stride);
     for (size_t i = 0; i < n; i++) {
         const float *weight = before ? call->pick_weight + picks[i] : NULL;
         float *g = job->gate + i * job->f_stride, *u = up + i * job->f_stride;
-        int32_t error = finish_product(u, f, weight, extras->up_scale, extras->up_bias);
+        int32_t error = finish_product(u, job->units, weight, extras->up_scale, up_bias);
         if (!error && plan->gate)
-            error = finish_product(g, f, weight, extras->gate_scale, extras->gate_bias);
+            error = finish_product(g, job->units, weight, extras->gate_scale, gate_bias);
         if (error) return error;
-        activate(call->formula, g, plan->gate ? u : NULL, f);
-        error = arrange_f32(g, f, plan->down->wants, job->h + i * job->h_row);
-        if (error) return error;
+        activate(call->formula, g, plan->gate ? u : NULL, job->units);
     }
     return EXPERT_OK;
 }
 
-// p = weight * (down . h) for those picks, and on to the grid.
+// p = weight * (down . h) for those picks, the channels asked for, and on to the grid. Their h are
+// arranged in job->h; a row of results is out_stride numbers.
 static int32_t weighted(const Job *job, const uint8_t *packed, const Extras *extras,
-                        const uint32_t *picks, size_t n) {
+                        const uint32_t *picks, size_t n, size_t out_stride) {
     const ExpertCall *call = job->call;
     const Plan *plan = &job->plan;
-    const size_t d = job->d;
+    const int32_t first = job->rows.first_channel;
     const int after = call->formula->weight_position == EXPERT_WEIGHT_AFTER;
+    const float *bias = extras->down_bias ? extras->down_bias + first : NULL;
+    const size_t count = job->channels;
     const uint8_t *h[CHUNK];
     for (size_t i = 0; i < n; i++) h[i] = job->h + i * job->h_row;
-    plan->down->rows(packed + plan->down_at, d, job->f, h, n, job->out, job->d_stride);
+    products(plan->down, packed + plan->down_at, plan->held.first_channel, first, count, job->f, h,
+             n, job->out, job->d_stride);
     for (size_t i = 0; i < n; i++) {
         const size_t pick = picks[i], t = job->row_of[pick];
         const float *weight = after ? call->pick_weight + pick : NULL;
         float *p = job->out + i * job->d_stride;
-        int32_t error = finish_product(p, d, NULL, extras->down_scale, extras->down_bias);
-        if (!error) error = finish_product(p, d, weight, NULL, NULL);
+        int32_t error = finish_product(p, count, NULL, extras->down_scale, bias);
+        if (!error) error = finish_product(p, count, weight, NULL, NULL);
         if (error) return error;
-        if (call->outputs) __builtin_memcpy(call->outputs + pick * d, p, d * 4);
+        if (call->outputs) __builtin_memcpy(call->outputs + pick * out_stride, p, count * 4);
         if (call->sums) {
-            error = add_to_grid(p, d, job->grid, call->row_exponents[t], call->sums + t * d);
+            error = add_to_grid(p, count, job->grid + first, call->row_exponents[t],
+                                call->sums + t * out_stride);
             if (error) return error;
         }
     }
     return EXPERT_OK;
 }
 
-__attribute__((noinline)) static int32_t answer(const ExpertCall *call) {
+static int32_t arrange_rows(const Job *job) {
+    const int32_t error = check_x(job->call, &job->plan);
+    if (error) return error;
+    for (size_t t = 0; t < job->call->num_tokens; t++) {
+        const int32_t refused = arrange_row(job, t);
+        if (refused) return refused;
+    }
+    return EXPERT_OK;
+}
+
+static int32_t clear_sums(const Job *job, size_t out_stride) {
+    const ExpertCall *call = job->call;
+    if (!call->sums) return EXPERT_OK;
+    const int32_t error = grid_scales(call->grid, call->layer_exponents, job->d, job->grid);
+    for (size_t t = 0; t < call->num_tokens && !error; t++)
+        __builtin_memset(call->sums + t * out_stride, 0, job->channels * sizeof(int64_t));
+    return error;
+}
+
+// Check everything but x, lay out the scratch, sort the picks.
+static int32_t begin(const ExpertCall *call, const ExpertRows *rows, Job *job) {
     const ptrdiff_t scratch_bytes =
         expert_scratch_bytes(call->formula, call->num_tokens, call->num_picks, call->num_experts);
     if (scratch_bytes < 0) return (int32_t)scratch_bytes;
     if (call->scratch_bytes < (size_t)scratch_bytes) return EXPERT_SCRATCH_TOO_SMALL;
-    Job job = {.call = call};
-    int32_t error = make_plan(call->formula, &job.plan);
-    if (!error) error = check_call(call, &job.plan);
+    *job = (Job){.call = call};
+    int32_t error = make_plan(call->formula, rows, &job->plan); // says whether `rows` can be
     if (error) return error;
-    lay_out(&job, call->num_tokens, call->num_picks, call->num_experts,
+    job->rows = job->plan.held;
+    job->units = (size_t)(job->rows.end_unit - job->rows.first_unit);
+    job->channels = (size_t)(job->rows.end_channel - job->rows.first_channel);
+    error = check_call(call);
+    if (!error) error = plan_for_experts(job);
+    if (error) return error;
+    lay_out(job, call->num_tokens, call->num_picks, call->num_experts,
             round_up((uintptr_t)call->scratch, ALIGN));
-    if (call->sums) {
-        error = grid_scales(call->grid, call->layer_exponents, job.d, job.grid);
-        if (error) return error;
-        __builtin_memset(call->sums, 0, call->num_tokens * job.d * sizeof(int64_t));
+    sort_picks(job);
+    return EXPERT_OK;
+}
+
+// For each expert of the call, and each chunk of its picks: all steps in one go, or only the first
+// half, into h, or only the second, out of it.
+typedef enum { WHOLE, ONLY_HIDDEN, ONLY_OUTPUTS } Half;
+
+static int32_t chunk(const Job *job, const uint8_t *packed, const uint32_t *picks, size_t n,
+                     Half half, float *h, size_t h_stride, size_t out_stride) {
+    const Extras extras = extras_of(&job->plan, packed);
+    int32_t error = EXPERT_OK;
+    if (half != ONLY_OUTPUTS) error = hidden(job, packed, &extras, picks, n);
+    for (size_t i = 0; i < n && !error; i++) {
+        float *const mine = job->gate + i * job->f_stride;
+        float *const row = half == WHOLE ? mine : h + picks[i] * h_stride;
+        if (half == ONLY_HIDDEN)
+            __builtin_memcpy(row, mine, job->units * 4);
+        else
+            error = arrange_f32(row, job->f, job->plan.down->wants, job->h + i * job->h_row);
     }
-    for (size_t t = 0; t < call->num_tokens; t++) {
-        error = arrange_row(&job, t);
-        if (error) return error;
-    }
-    sort_picks(&job);
-    for (size_t e = 0; e < call->num_experts; e++) {
-        const uint8_t *packed = call->experts[e];
-        const Extras extras = extras_of(&job.plan, packed);
-        for (size_t i = job.first_pick[e]; i < job.first_pick[e + 1]; i += CHUNK) {
-            const size_t left = job.first_pick[e + 1] - i, n = left < CHUNK ? left : CHUNK;
-            error = hidden(&job, packed, &extras, job.order + i, n);
-            if (!error) error = weighted(&job, packed, &extras, job.order + i, n);
+    if (error || half == ONLY_HIDDEN) return error;
+    return weighted(job, packed, &extras, picks, n, out_stride);
+}
+
+static int32_t each_chunk(const Job *job, Half half, float *h, size_t h_stride, size_t out_stride) {
+    for (size_t e = 0; e < job->call->num_experts; e++) {
+        for (size_t i = job->first_pick[e]; i < job->first_pick[e + 1]; i += CHUNK) {
+            const size_t left = job->first_pick[e + 1] - i, n = left < CHUNK ? left : CHUNK;
+            const int32_t error =
+                chunk(job, job->call->experts[e], job->order + i, n, half, h, h_stride, out_stride);
             if (error) return error;
         }
     }
     return EXPERT_OK;
 }
 
+__attribute__((noinline)) static int32_t compute(const ExpertCall *call, const ExpertRows *rows,
+                                                 Half half, float *h, size_t h_stride,
+                                                 size_t out_stride) {
+    Job job;
+    int32_t error = begin(call, rows, &job);
+    if (!error && half != ONLY_OUTPUTS) error = arrange_rows(&job);
+    if (!error && half != ONLY_HIDDEN) error = clear_sums(&job, out_stride);
+    return error ? error : each_chunk(&job, half, h, h_stride, out_stride);
+}
+
 EXPERT_EXPORT(expert_answer) int32_t expert_answer(const ExpertCall *call) {
     const FloatMode mode = plain_floats();
-    const int32_t error = answer(call);
+    const size_t stride = (size_t)call->formula->hidden_dim;
+    const int32_t error = compute(call, NULL, WHOLE, NULL, 0, stride);
     restore_floats(mode);
     return error;
 }
 
-EXPERT_EXPORT(expert_read_memory)
-uint32_t expert_read_memory(const uint8_t *data, size_t size_bytes) {
-    uint32_t sum[16] = {0}; // sixteen sums, so that the compiler reads as wide as it can
-    for (size_t i = 0; i + 64 <= size_bytes; i += 64) {
-        uint32_t words[16];
-        __builtin_memcpy(words, data + i, 64);
-        for (int k = 0; k < 16; k++) sum[k] += words[k];
-    }
-    uint32_t total = 0;
-    for (int k = 0; k < 16; k++) total += sum[k];
-    return total;
+EXPERT_EXPORT(expert_hidden)
+int32_t expert_hidden(const ExpertCall *call, const ExpertRows *rows, float *h, size_t h_stride) {
+    const FloatMode mode = plain_floats();
+    const int32_t error = compute(call, rows, ONLY_HIDDEN, h, h_stride, 0);
+    restore_floats(mode);
+    return error;
+}
+
+EXPERT_EXPORT(expert_finish)
+int32_t expert_finish(const ExpertCall *call, const ExpertRows *rows, const float *h,
+                      size_t h_stride, size_t out_stride) {
+    const FloatMode mode = plain_floats();
+    const int32_t error =
+        compute(call, rows, ONLY_OUTPUTS, (float *)(uintptr_t)h, h_stride, out_stride);
+    restore_floats(mode);
+    return error;
 }

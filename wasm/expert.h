@@ -99,6 +99,18 @@ typedef struct { // one machine word per field (4 bytes in wasm32, 8 native), fo
     float *outputs; // out: [num_picks, hidden_dim] weighted outputs before the grid, or null
 } ExpertCall;
 
+// Some rows of an expert: units of the hidden layer (rows of gate and up) and channels (rows of
+// down). Bounds are multiples of EXPERT_SPLIT or the end of the dimension; a range may be empty.
+enum { EXPERT_SPLIT = 16 };
+typedef struct {
+    int32_t first_unit, end_unit;
+    int32_t first_channel, end_channel;
+} ExpertRows;
+
+typedef struct { // bytes [offset, offset + size) of a slice
+    size_t offset, size;
+} ExpertPiece;
+
 int32_t expert_abi_version(void);
 const char *expert_build(void); // "scalar", "sse41", "avx2", "neon", "wasm-plain"
 // What this CPU runs: 0 "scalar", 1 "sse41" or "neon", 2 "avx2". Ask the scalar library.
@@ -117,12 +129,33 @@ ptrdiff_t expert_packed_bytes(const ExpertFormula *formula);
 int32_t expert_pack(const ExpertFormula *formula, const uint8_t *slice, size_t slice_bytes,
                     uint8_t *packed, size_t packed_bytes);
 
-// Bytes of scratch that expert_answer() needs.
+// The same by pieces, so that no second copy of the slice is needed; and in part: only these rows
+// (null: all). expert_next_piece() turns a piece, at first {0, 0}, into the one to be packed behind
+// it, of at most max_bytes where 16 rows are not more; size 0: that was all. Pieces must come in that
+// order; until the last is in, the expert is refused as EXPERT_NOT_PACKED (so is a part without rows).
+ptrdiff_t expert_part_bytes(const ExpertFormula *formula, const ExpertRows *rows);
+int32_t expert_next_piece(const ExpertFormula *formula, const ExpertRows *rows, size_t max_bytes,
+                          ExpertPiece *piece);
+int32_t expert_pack_piece(const ExpertFormula *formula, const ExpertRows *rows,
+                          const ExpertPiece *piece, const uint8_t *data, uint8_t *packed,
+                          size_t packed_bytes);
+
+// Bytes of scratch that expert_answer(), expert_hidden() and expert_finish() need.
 ptrdiff_t expert_scratch_bytes(const ExpertFormula *formula, size_t num_tokens, size_t num_picks,
                                size_t num_experts);
 
 // Compute a whole dispatch: every pick of every row, weighted, put on the grid and summed per row.
 int32_t expert_answer(const ExpertCall *call);
+
+// The same by several threads or memories, in two steps, with the same bits for any split; each needs
+// experts that hold its rows (all of a call the same), scratch of its own, and the rest of the call.
+//   1. expert_hidden: units [first_unit, end_unit) of h into h[pick * h_stride + unit - first_unit].
+//   2. expert_finish: from whole rows of h, h[pick * h_stride + unit], the channels [first_channel,
+//      end_channel) into sums[t * out_stride + channel - first_channel], and outputs alike. x may be
+//      null.
+int32_t expert_hidden(const ExpertCall *call, const ExpertRows *rows, float *h, size_t h_stride);
+int32_t expert_finish(const ExpertCall *call, const ExpertRows *rows, const float *h,
+                      size_t h_stride, size_t out_stride);
 
 // Rows of f32 to the form in which they travel; returns the bytes written.
 ptrdiff_t expert_encode_x(const float *x, size_t num_tokens, size_t hidden_dim, size_t encoding,
@@ -155,8 +188,7 @@ void expert_sha256(const uint8_t *data, size_t size_bytes, uint8_t digest[32]);
 // null, those that must pass before anything: one format of each kind of product, under a
 // millisecond. Returns how many were written, or why the formula cannot be computed.
 enum { EXPERT_MAX_SELF_TESTS = 16 };
-int32_t expert_self_tests_for(const ExpertFormula *formula,
-                              int32_t tests[EXPERT_MAX_SELF_TESTS]);
+int32_t expert_self_tests_for(const ExpertFormula *formula, int32_t tests[EXPERT_MAX_SELF_TESTS]);
 int32_t expert_num_self_tests(void);
 ptrdiff_t expert_self_test_scratch_bytes(void);
 int32_t expert_self_test(int32_t index, int32_t num_tokens, uint8_t *scratch, size_t scratch_bytes,

@@ -70,6 +70,11 @@ enum {
 // scale[c] = 2^-(L_c - bits), so that a step of row t is 2^R_t / scale[c].
 int32_t grid_scales(size_t grid, const int32_t *layer_exponents, size_t hidden_dim, double *scale);
 
+// Put p on the grid and add it to the sums of its row; scale: f64 [count], of these channels.
+// EXPERT_NON_FINITE, EXPERT_GRID_OVERFLOW.
+int32_t add_to_grid(const float *p, size_t count, const double *scale, int row_exponent,
+                    int64_t *sums);
+
 // The contract needs round-to-nearest and subnormals; a host library may have switched them off in
 // this thread. The work between must sit in a function that is not inlined, so that nothing moves
 // across.

@@ -1,6 +1,27 @@
-// Partials: int64 sums on the grid, narrowed for the wire and widened again (CONTRACT.md "Wire
+// Partials: outputs on the grid, int64 sums, narrowed for the wire and widened again (CONTRACT.md "Wire
 // form").
 #include "kernel.h"
+
+// n = rint(p / step) by adding and taking off 1.5 * 2^52; the low bits of that sum are n itself.
+int32_t add_to_grid(const float *p, size_t count, const double *scale, int row_exponent,
+                    int64_t *sums) {
+    const double row_scale = power_of_two(-row_exponent), magic = 0x1.8p52;
+    const int64_t magic_bits = 0x4338000000000000;
+    int bad = 0;
+    for (size_t c = 0; c < count; c++) {
+        union {
+            double d;
+            int64_t i;
+        } shifted = {(double)p[c] * (scale[c] * row_scale) + magic};
+        const double n = shifted.d - magic;
+        bad |= !(__builtin_fabs(n) < 0x1p51);
+        sums[c] = (int64_t)((uint64_t)sums[c] + (uint64_t)(shifted.i - magic_bits));
+    }
+    if (!bad) return EXPERT_OK;
+    for (size_t c = 0; c < count; c++)
+        if (!f32_is_finite(p[c])) return EXPERT_NON_FINITE;
+    return EXPERT_GRID_OVERFLOW;
+}
 
 static const size_t ROW_ALIGN = 8;
 

@@ -271,8 +271,7 @@ static int32_t add_test(int32_t test, int32_t count, int32_t *tests) {
 }
 
 EXPERT_EXPORT(expert_self_tests_for)
-int32_t expert_self_tests_for(const ExpertFormula *formula,
-                              int32_t tests[EXPERT_MAX_SELF_TESTS]) {
+int32_t expert_self_tests_for(const ExpertFormula *formula, int32_t tests[EXPERT_MAX_SELF_TESTS]) {
     int32_t count = 0;
     if (!formula) {
         for (size_t i = 0; i < sizeof core_types / sizeof core_types[0]; i++)

@@ -2,120 +2,67 @@
 Call the C kernel (wasm/expert.h) from Python: the driver around `libexpert`, through ctypes.
 
 `NativeKernel()` loads the best build for this CPU. A call releases the GIL; every buffer it needs is the
-caller's or belongs to the calling thread, so any number of threads may compute at once.
+caller's or belongs to the calling thread, so any number of threads may compute at once. A call that reads
+much is itself shared by the threads that are idle (`threads=`), by rows, with the same bits.
 
-    KernelError              the kernel refused; `code` is the number of wasm/expert.h
-    ├── NonFinite            an infinity or NaN in weights, activations, router weights or outputs
-    ├── GridOverflow         an output does not fit the integer grid
-    ├── BadCall              sizes, indices or values that cannot be: whoever made the call erred
-    ├── NotSupported         this version has no such format or formula
-    └── KernelFault          this machine does not compute what the contract says; it must not serve
+Errors: backbone/experts/abi.py.
 """
 
 import ctypes
-import platform
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from threading import local
-from typing import Any
+from threading import Lock, local
 
 import numpy as np
 import numpy.typing as npt
 
+from backbone.experts.abi import (
+    ACTIVATION_NUMBERS,
+    ALIGN,
+    BUILT,
+    CALL_WORDS,
+    MAX_SELF_TESTS,
+    NATIVE_BUILDS,
+    SELF_TEST_ROWS,
+    WEIGHT_POSITION_NUMBERS,
+    BadCall,
+    Call,
+    CFormula,
+    CPiece,
+    CRows,
+    GridOverflow,
+    KernelError,
+    KernelFault,
+    NonFinite,
+    NotSupported,
+    best_build,
+    check,
+    load,
+)
 from backbone.model.formula import Formula
+
+__all__ = [
+    "BUILT", "NATIVE_BUILDS", "BadCall", "Buffer", "Float32Array", "GridOverflow", "Int64Array",
+    "KernelError", "KernelFault", "NativeKernel", "NonFinite", "NotSupported", "PackedExpert", "Rows",
+    "split_rows",
+]  # fmt: skip
 
 type Buffer = bytes | bytearray | memoryview
 type Int64Array = npt.NDArray[np.int64]
 type Float32Array = npt.NDArray[np.float32]
+type Rows = tuple[int, int, int, int]  # ExpertRows: first and end unit, first and end channel
 
-BUILT = Path(__file__).resolve().parent.parent / "_built"
-ABI_VERSION = 1
-ACTIVATION_NUMBERS = {
-    "silu": 0, "gelu": 1, "relu": 2, "relu2": 3, "swiglu_oai": 4, "swiglu_clamp": 5, "situ": 6,
-}  # fmt: skip  # enum expert_activation
-WEIGHT_POSITION_NUMBERS = {"after": 0, "before": 1}  # enum expert_weight_position
-MAX_SELF_TESTS = 16
-SELF_TEST_ROWS = (2, 7)  # together they have a tile of every size
-ALIGN = 64
-_ARM = platform.machine().lower() in ("arm64", "aarch64")
-NATIVE_BUILDS = (
-    ("scalar", "neon") if _ARM else ("scalar", "sse41", "avx2")
-)  # worst first, by expert_cpu_level()
+SPLIT = 16  # EXPERT_SPLIT: bounds of rows are multiples of it
+SPLIT_BYTES = 3 << 20  # a call that reads less is over before other threads have begun
+PIECE_BYTES = 1 << 20
 
 
-class KernelError(Exception):
-    """The kernel refused a call."""
-
-    def __init__(self, code: int, what: str) -> None:
-        self.code = code
-        super().__init__(f"{what}: {_MEANINGS.get(code, f'error {code}')}")
-
-
-class NonFinite(KernelError):
-    pass
-
-
-class GridOverflow(KernelError):
-    pass
-
-
-class BadCall(KernelError):
-    pass
-
-
-class NotSupported(KernelError):
-    pass
-
-
-class KernelFault(KernelError):
-    pass
-
-
-_MEANINGS = {
-    -1: "an infinity or NaN in weights, activations or outputs",
-    -2: "an output does not fit the integer grid",
-    -3: "a dimension is no multiple of its block, or a buffer has the wrong length",
-    -4: "weight format not supported yet",
-    -5: "formula not supported yet",
-    -6: "a pick names an expert that was not passed",
-    -7: "x is in int8 blocks of another size than gate or up want; send f32 or f16",
-    -8: "a value out of range (an activation of -128, an exponent, an unknown encoding or grid)",
-    -9: "an expert was packed for another formula",
-    -10: "scratch memory too small",
-    -11: "the known-answer test gave another answer; this machine must not serve",
-}
-_CLASSES: dict[int, type[KernelError]] = {
-    -1: NonFinite,
-    -2: GridOverflow,
-    -4: NotSupported,
-    -5: NotSupported,
-    -11: KernelFault,
-}
-
-
-def _raise(code: int, what: str) -> None:
-    if code < 0:
-        raise _CLASSES.get(code, BadCall)(code, what)
-
-
-class _CFormula(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_int32)
-        for name in (
-            "hidden_dim", "expert_dim", "gate_type", "up_type", "down_type", "activation", "weight_position",
-            "extras",
-        )
-    ] + [("alpha", ctypes.c_float), ("limit", ctypes.c_float)]  # fmt: skip
-
-
-# The words of ExpertCall in wasm/expert.h, in order; one machine word each.
-_CALL_WORDS = (
-    "formula", "num_tokens", "num_picks", "num_experts", "x_encoding", "x", "x_bytes", "row_exponents",
-    "grid", "layer_exponents", "counts", "pick_expert", "pick_weight", "experts", "scratch", "scratch_bytes",
-    "sums", "outputs",
-)  # fmt: skip
-_Call = ctypes.c_size_t * len(_CALL_WORDS)
+def split_rows(count: int, parts: int) -> list[tuple[int, int]]:
+    """Give the bounds of `parts` nearly equal stretches of `count` rows; the last may be empty."""
+    bounds = [min(count, -(-count * i // (parts * SPLIT)) * SPLIT) for i in range(parts)] + [count]
+    return list(zip(bounds, bounds[1:], strict=False))
 
 
 class PackedExpert:
@@ -141,22 +88,28 @@ class NativeKernel:
     The kernel of wasm/, compiled for this CPU.
 
     build: which one, as nodes announce it ("native-avx2"). `build=` picks another than the best ("scalar").
+    threads: how many may compute at once; calls that come from several threads count.
 
     Raises:
         KernelFault: there is no library for this machine; the message says how to make one.
     """
 
-    def __init__(self, build: str | None = None, folder: Path = BUILT) -> None:
-        name = build.removeprefix("native-") if build else _best_build(folder)
-        self._lib = _load(folder, name)
+    def __init__(self, build: str | None = None, folder: Path = BUILT, threads: int = 1) -> None:
+        name = build.removeprefix("native-") if build else best_build(folder)
+        self._lib = load(folder, name)
         self.build = f"native-{self._lib.expert_build().decode()}"
-        self._formulas: dict[Formula, tuple[_CFormula, int, int]] = {}
+        self.threads = threads
+        self._pool = ThreadPoolExecutor(max(1, threads - 1), "rows")  # starts no thread before it is used
+        self._lock = Lock()
+        self._busy = 0  # threads that compute, under _lock
+        self._formulas: dict[Formula, tuple[CFormula, int, int]] = {}
         self._scratch = _Scratch()
         self._proven: set[int] = set()  # known-answer tests that this build passed
 
-    def pack(self, formula: Formula, slice_bytes: Buffer) -> PackedExpert:
+    def pack(self, formula: Formula, slice_bytes: Buffer, rows: Rows | None = None) -> PackedExpert:
         """
-        Rearrange one slice (gate, up, down as they stand in the GGUF, then biases and scales) for this CPU.
+        Rearrange one slice (gate, up, down as they stand in the GGUF, then biases and scales) for this CPU;
+        with `rows`, only these of its matrices: for expert_hidden and expert_finish.
 
         Raises:
             NonFinite: a weight or scale is an infinity or NaN.
@@ -164,14 +117,53 @@ class NativeKernel:
             NotSupported: no such format or formula yet.
             KernelFault: this build gives a wrong answer in one of these formats; the message names the test.
         """
-        c_formula, _, packed_bytes = self._formula(formula)
+        c_formula, expected_bytes, packed_bytes = self._formula(formula)
         data = np.frombuffer(slice_bytes, np.uint8)
+        if rows is not None:
+            if data.size != expected_bytes:
+                raise BadCall(-3, f"slice of {data.size} bytes refused")
+            return self.pack_pieces(formula, lambda at, size: data[at : at + size].data, rows)
         packed = PackedExpert(packed_bytes)
         code = self._lib.expert_pack(
             ctypes.byref(c_formula), data.ctypes.data, data.size, packed.address, packed_bytes
         )
-        _raise(code, f"slice of {data.size} bytes refused")
+        check(code, f"slice of {data.size} bytes refused")
         return packed
+
+    def pack_pieces(
+        self,
+        formula: Formula,
+        read: Callable[[int, int], Buffer],
+        rows: Rows | None = None,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> PackedExpert:
+        """
+        Like `pack`, from pieces, so that no second copy of the slice is ever in memory.
+
+        `read(offset, size)` gives those bytes of the slice; it is called in ascending order, with sizes up to
+        piece_bytes (or 16 rows of a matrix, if they are more), and only for what belongs to `rows`.
+        """
+        c_formula, _, _ = self._formula(formula)
+        part = None if rows is None else ctypes.byref(CRows(*rows))
+        size_bytes: int = self._lib.expert_part_bytes(ctypes.byref(c_formula), part)
+        check(size_bytes, f"rows {rows}")
+        packed, piece = PackedExpert(size_bytes), CPiece(0, 0)
+        while True:
+            self._lib.expert_next_piece(ctypes.byref(c_formula), part, piece_bytes, ctypes.byref(piece))
+            if piece.size == 0:
+                return packed
+            data = np.frombuffer(read(piece.offset, piece.size), np.uint8)
+            if data.size != piece.size:
+                raise BadCall(-3, f"{data.size} bytes of a slice instead of {piece.size}")
+            code = self._lib.expert_pack_piece(
+                ctypes.byref(c_formula),
+                part,
+                ctypes.byref(piece),
+                data.ctypes.data,
+                packed.address,
+                size_bytes,
+            )
+            check(code, f"bytes {piece.offset} to {piece.offset + piece.size} of a slice refused")
 
     def answer(
         self,
@@ -203,10 +195,15 @@ class NativeKernel:
             NonFinite, GridOverflow, BadCall, NotSupported: see above.
         """
         sums = np.empty((num_tokens, formula.hidden_dim), np.int64)
-        self._call(
+        words, kept = self._words(
             formula, rows, encoding, num_tokens, row_exponents, grid_kind, layer_exponents, counts, experts,
-            pick_expert, pick_weight, sums, None,
+            pick_expert, pick_weight,
         )  # fmt: skip
+        words["sums"] = sums.ctypes.data
+        read_bytes = formula.slice_bytes * max(len(experts), len(pick_expert) // 4)
+        with self._threads(read_bytes) as threads:
+            self._answer(formula, words, threads)
+        del kept
         return sums
 
     def outputs(
@@ -222,11 +219,13 @@ class NativeKernel:
     ) -> Float32Array:
         """Give the weighted output of every pick before the grid, [num_picks, hidden_dim]."""
         outputs = np.empty((len(pick_expert), formula.hidden_dim), np.float32)
-        zeros = np.zeros(num_tokens, np.int16)
-        self._call(
-            formula, rows, encoding, num_tokens, zeros, 0, 0, counts, experts, pick_expert, pick_weight, None,
-            outputs,
+        words, kept = self._words(
+            formula, rows, encoding, num_tokens, np.zeros(num_tokens, np.int16), 0, 0, counts, experts,
+            pick_expert, pick_weight,
         )  # fmt: skip
+        words["outputs"] = outputs.ctypes.data
+        self._answer(formula, words, 1)
+        del kept
         return outputs
 
     def encode_partial(self, sums: Int64Array, grid_kind: int) -> tuple[bytes, bytes]:
@@ -239,7 +238,7 @@ class NativeKernel:
             sums.ctypes.data, num_tokens, hidden_dim, grid_kind, widths.ctypes.data, data.ctypes.data,
             data.size,
         )  # fmt: skip
-        _raise(used, "partial not encoded")
+        check(used, "partial not encoded")
         return widths.tobytes(), data[:used].tobytes()
 
     def known_answer_test(self, every: bool = False) -> None:
@@ -256,11 +255,11 @@ class NativeKernel:
         else:
             self._prove(None)
 
-    def _prove(self, c_formula: _CFormula | None) -> None:
+    def _prove(self, c_formula: CFormula | None) -> None:
         """Run the tests that this formula needs (none: those before anything) and that did not run yet."""
         tests = (ctypes.c_int32 * MAX_SELF_TESTS)()
         count = self._lib.expert_self_tests_for(None if c_formula is None else ctypes.byref(c_formula), tests)
-        _raise(count, "formula refused")
+        check(count, "formula refused")
         self._prove_all(test for test in tests[:count] if test not in self._proven)
 
     def _prove_all(self, tests: Iterable[int]) -> None:
@@ -290,7 +289,7 @@ class NativeKernel:
         checksum: int = self._lib.expert_read_memory(packed.address, packed.size_bytes)
         return checksum
 
-    def _formula(self, formula: Formula) -> tuple[_CFormula, int, int]:
+    def _formula(self, formula: Formula) -> tuple[CFormula, int, int]:
         """Give the C form of a formula, proven, with the sizes of its slices, as found and packed."""
         if (known := self._formulas.get(formula)) is not None:
             return known
@@ -299,18 +298,18 @@ class NativeKernel:
         position = WEIGHT_POSITION_NUMBERS.get(formula.weight_position)
         if activation is None or position is None:
             raise NotSupported(-5, f"activation {formula.activation}, weight {formula.weight_position}")
-        c_formula = _CFormula(
+        c_formula = CFormula(
             formula.hidden_dim, formula.expert_dim, gate_type, formula.up_type, formula.down_type,
             activation, position, formula.biased | formula.scaled << 1, formula.alpha, formula.limit,
         )  # fmt: skip
         slice_bytes = self._lib.expert_slice_bytes(ctypes.byref(c_formula))
-        _raise(slice_bytes, f"formula {formula}")
+        check(slice_bytes, f"formula {formula}")
         self._prove(c_formula)
         known = c_formula, slice_bytes, self._lib.expert_packed_bytes(ctypes.byref(c_formula))
         self._formulas[formula] = known
         return known
 
-    def _call(
+    def _words(
         self,
         formula: Formula,
         rows: Buffer,
@@ -323,11 +322,9 @@ class NativeKernel:
         experts: Sequence[PackedExpert],
         pick_expert: npt.NDArray[np.uint16],
         pick_weight: Float32Array,
-        sums: Int64Array | None,
-        outputs: Float32Array | None,
-    ) -> None:
+    ) -> tuple[dict[str, int], object]:
+        """Give the words of a call, all but scratch and results, and what has to live as long as they do."""
         c_formula, _, _ = self._formula(formula)
-        # Contiguous, right type, and alive until the call returns.
         x = np.frombuffer(rows, np.uint8)
         exponents = np.ascontiguousarray(row_exponents, np.int16)
         layer = np.ascontiguousarray(layer_exponents, np.int32)
@@ -343,15 +340,60 @@ class NativeKernel:
         scratch_bytes = self._lib.expert_scratch_bytes(
             ctypes.byref(c_formula), num_tokens, pick_expert.size, len(experts)
         )
-        _raise(scratch_bytes, f"{num_tokens} rows, {pick_expert.size} picks")
-        call = _Call(
+        check(scratch_bytes, f"{num_tokens} rows, {pick_expert.size} picks")
+        values = (
             ctypes.addressof(c_formula), num_tokens, pick_expert.size, len(experts), encoding, x.ctypes.data,
             x.size, exponents.ctypes.data, grid_kind, layer.ctypes.data, counts.ctypes.data,
-            pick_expert.ctypes.data, pick_weight.ctypes.data, ctypes.addressof(addresses),
-            self._scratch_address(scratch_bytes), scratch_bytes,
-            0 if sums is None else sums.ctypes.data, 0 if outputs is None else outputs.ctypes.data,
+            pick_expert.ctypes.data, pick_weight.ctypes.data, ctypes.addressof(addresses), 0, scratch_bytes,
+            0, 0,
         )  # fmt: skip
-        _raise(self._lib.expert_answer(call), f"dispatch of {num_tokens} rows refused")
+        kept = x, exponents, layer, counts, pick_expert, pick_weight, addresses, experts
+        return dict(zip(CALL_WORDS, values, strict=True)), kept
+
+    def _call(self, words: dict[str, int], **changed: int) -> "ctypes.Array[ctypes.c_size_t]":
+        """Give a call as C wants it, with this thread's scratch."""
+        scratch = self._scratch_address(words["scratch_bytes"])
+        return Call(*(words | {"scratch": scratch} | changed).values())
+
+    def _answer(self, formula: Formula, words: dict[str, int], threads: int) -> None:
+        what = f"dispatch of {words['num_tokens']} rows refused"
+        if threads == 1:
+            check(self._lib.expert_answer(self._call(words)), what)
+            return
+        d, f = formula.hidden_dim, formula.expert_dim
+        h = np.empty((words["num_picks"], f), np.float32)
+
+        def hidden(units: tuple[int, int]) -> int:
+            code: int = self._lib.expert_hidden(
+                self._call(words), ctypes.byref(CRows(*units, 0, 0)), h.ctypes.data + 4 * units[0], f
+            )
+            return code
+
+        def finish(channels: tuple[int, int]) -> int:
+            sums = words["sums"] + 8 * channels[0]
+            code: int = self._lib.expert_finish(
+                self._call(words, sums=sums), ctypes.byref(CRows(0, 0, *channels)), h.ctypes.data, f, d
+            )
+            return code
+
+        for half, count in ((hidden, f), (finish, d)):
+            mine, *others = split_rows(count, threads)
+            jobs = [self._pool.submit(half, part) for part in others]
+            codes = [half(mine), *[job.result() for job in jobs]]
+            check(min(codes), what)
+
+    @contextmanager
+    def _threads(self, read_bytes: int) -> Iterator[int]:
+        """Give how many threads a call may use that reads so many bytes: this one and those that are idle."""
+        wanted = min(self.threads, max(1, read_bytes // SPLIT_BYTES))
+        with self._lock:
+            taken = max(1, min(wanted, self.threads - self._busy))
+            self._busy += taken
+        try:
+            yield taken
+        finally:
+            with self._lock:
+                self._busy -= taken
 
     def _scratch_address(self, size_bytes: int) -> int:
         """Give this thread's scratch memory, grown when needed."""
@@ -360,39 +402,3 @@ class NativeKernel:
             scratch.memory = np.empty(max(size_bytes, 2 * scratch.memory.size), np.uint8)
             scratch.address = scratch.memory.ctypes.data
         return scratch.address
-
-
-def _best_build(folder: Path) -> str:
-    return NATIVE_BUILDS[_load(folder, "scalar").expert_cpu_level()]
-
-
-def _load(folder: Path, name: str) -> ctypes.CDLL:
-    suffix = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
-    path = folder / f"libexpert-{name}{suffix}"
-    try:
-        lib = ctypes.CDLL(str(path))
-    except OSError as exc:
-        raise KernelFault(-11, f"{path} cannot be loaded ({exc}); run `python wasm/build.py`") from exc
-    if lib.expert_abi_version() != ABI_VERSION:
-        raise KernelFault(-11, f"{path} is of another version; run `python wasm/build.py`")
-    size, pointer, word, i32 = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "expert_build": (ctypes.c_char_p, []),
-        "expert_slice_bytes": (size, [pointer]),
-        "expert_packed_bytes": (size, [pointer]),
-        "expert_pack": (i32, [pointer, pointer, word, pointer, word]),
-        "expert_scratch_bytes": (size, [pointer, word, word, word]),
-        "expert_answer": (i32, [pointer]),
-        "expert_encode_partial": (size, [pointer, word, word, word, pointer, pointer, word]),
-        "expert_num_formats": (i32, []),
-        "expert_format_type": (i32, [i32]),
-        "expert_num_self_tests": (i32, []),
-        "expert_self_tests_for": (i32, [pointer, pointer]),
-        "expert_self_test_scratch_bytes": (size, []),
-        "expert_self_test": (i32, [i32, i32, pointer, word, pointer]),
-        "expert_read_memory": (ctypes.c_uint32, [pointer, word]),
-    }
-    for function, (result, arguments) in signatures.items():
-        getattr(lib, function).restype = result
-        getattr(lib, function).argtypes = arguments
-    return lib

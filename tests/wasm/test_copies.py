@@ -2,10 +2,11 @@
 
 import importlib.util
 import re
+from ctypes import Structure
 
 import pytest
 
-from backbone.experts import native, reference
+from backbone.experts import abi, native, reference
 from backbone.model.formula import ACTIVATIONS, FORMATS, WEIGHT_POSITIONS
 from tests.wasm.calls import ROOT
 from tests.wasm.known_answers import TYPES
@@ -23,14 +24,24 @@ def struct_fields(name: str) -> list[str]:
 
 
 def test_the_call_has_the_words_of_the_header() -> None:
-    assert tuple(struct_fields("ExpertCall")) == native._CALL_WORDS
-    assert f"CALL_WORDS = {len(native._CALL_WORDS)};" in WASM_JS
+    assert tuple(struct_fields("ExpertCall")) == abi.CALL_WORDS
+    assert f"CALL_WORDS = {len(abi.CALL_WORDS)};" in WASM_JS
 
 
 def test_the_formula_has_the_fields_of_the_header() -> None:
     fields = struct_fields("ExpertFormula")
-    assert fields == [field[0] for field in native._CFormula._fields_]
+    assert fields == [field[0] for field in abi.CFormula._fields_]
     assert f"FORMULA_BYTES = {4 * len(fields)};" in WASM_JS
+
+
+@pytest.mark.parametrize(("name", "mirror"), [("ExpertRows", abi.CRows), ("ExpertPiece", abi.CPiece)])
+def test_the_small_structures_are_those_of_the_header(name: str, mirror: type[Structure]) -> None:
+    assert struct_fields(name) == [field[0] for field in mirror._fields_]
+
+
+def test_constants_are_those_of_the_header() -> None:
+    for name, value in (("SPLIT", native.SPLIT), ("MAX_SELF_TESTS", abi.MAX_SELF_TESTS)):
+        assert f"EXPERT_{name} = {value} }};" in HEADER
 
 
 @pytest.mark.parametrize(
@@ -41,21 +52,21 @@ def test_numbers_of_words_are_those_of_the_header(name: str, words: tuple[str, .
     assert body is not None
     in_c = [word.lower() for word in re.findall(r"EXPERT_(?:WEIGHT_)?(\w+)", body[1])]
     assert sorted(in_c) == sorted(words)
-    numbers = native.ACTIVATION_NUMBERS if name == "expert_activation" else native.WEIGHT_POSITION_NUMBERS
+    numbers = abi.ACTIVATION_NUMBERS if name == "expert_activation" else abi.WEIGHT_POSITION_NUMBERS
     assert numbers == {word: in_c.index(word) for word in words}
     assert str(in_c) in WASM_JS
 
 
 def test_every_error_of_the_header_has_words_in_python_and_js() -> None:
     codes = {int(code) for code in re.findall(r"EXPERT_\w+\s*=\s*(-\d+),", HEADER)}
-    assert codes == set(native._MEANINGS)
+    assert codes == set(abi.MEANINGS)
     assert codes == {int(code) for code in re.findall(r"\[(-\d+)\]: \[", WASM_JS)}
 
 
 def test_versions_agree() -> None:
     version = re.search(r"EXPERT_ABI_VERSION = (\d+)", HEADER)
     assert version is not None
-    assert int(version[1]) == native.ABI_VERSION
+    assert int(version[1]) == abi.ABI_VERSION
     assert f"ABI_VERSION = {version[1]};" in WASM_JS
 
 
