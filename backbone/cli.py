@@ -16,6 +16,7 @@ from backbone.lanes.direct import ListenAt
 from backbone.lanes.relayed import session_url
 from backbone.model.demo_model import ensure_demo_model
 from backbone.node.cli import listen_address, size_bytes
+from backbone.node.keys import default_key_file
 from backbone.server import Backbone
 from relay import __version__
 from relay.wire.tensors import Grid
@@ -68,6 +69,12 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     serve.add_argument("--tls-key", type=Path, default=default("tls_key", None), metavar="PEM")
     serve.add_argument("--no-links", action="store_true", default=default("no_links", "") == "1",
                        help="let all calls go through the relay")  # fmt: skip
+    serve.add_argument("--require-sealed", action="store_true", default=default("require_sealed", "") == "1",
+                       help="do not ask nodes whose frames the relay could read")  # fmt: skip
+    serve.add_argument("--no-seal", action="store_true", default=default("no_seal", "") == "1",
+                       help="let the relay read what passes between nodes and this backbone")  # fmt: skip
+    serve.add_argument("--key-file", type=Path, default=default("key_file", None), metavar="PEM",
+                       help="this backbone's key, made at the first start (XDG state folder)")  # fmt: skip
     serve.add_argument("--hedge", action="store_true", default=default("hedge", "") == "1",
                        help="ask a second holder when the first is late by its own measure")  # fmt: skip
     serve.add_argument("--allow-inexact", action="store_true", default=default("allow_inexact", "") == "1",
@@ -115,9 +122,14 @@ def config_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Confi
     listen = None
     if args.listen is not None:
         listen = ListenAt.of(args.listen, args.public_url, args.tls_cert, args.tls_key)
+    if args.no_seal and args.require_sealed:
+        raise ConfigError("--no-seal contradicts --require-sealed")
     return Config(
         listen=listen,
         links=not args.no_links,
+        key_file=args.key_file or default_key_file(environment, "backbone"),
+        seal=not args.no_seal,
+        require_sealed=args.require_sealed,
         model=args.model,
         cache_dir=args.cache_dir or default_cache_dir(environment),
         name=args.name,

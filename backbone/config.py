@@ -25,6 +25,8 @@ class Config:
     grid: how exact partials travel, see CONTRACT.md "Grid". hedge: ask a second holder when the first is
     late. allow_inexact: also ask nodes that compute within a tolerance only. listen: where nodes may reach
     this backbone directly. links: whether calls may leave the relayed lane. paths: when they do.
+    key_file: this backbone's key, None: a fresh one. seal: whether frames through the relay are sealed.
+    require_sealed: leave out nodes that cannot.
     local_cache_bytes: packed experts kept in memory for what no node holds. call_timeout_s: longest layer
     call. record: a folder for the first answer of each node, to be verified by others.
     """
@@ -49,6 +51,9 @@ class Config:
     record: Path | None = None
     listen: ListenAt | None = None
     links: bool = True
+    key_file: Path | None = None
+    seal: bool = True
+    require_sealed: bool = False
     paths: PathPolicy = field(default_factory=PathPolicy)
     deadlines: DeadlinePolicy = field(default_factory=DeadlinePolicy)
 

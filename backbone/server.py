@@ -46,11 +46,13 @@ from backbone.model.calibrate import TEXTS, GridMeter
 from backbone.model.gguf import Model, open_model
 from backbone.model.grids import load_grids, save_grids
 from backbone.model.slices import LayerGrid, Manifest, build_manifest, slice_hashes
+from backbone.node.keys import fresh_identity, kept_identity
 from relay import __version__
 from relay.wire.calls import model_tag
 from relay.wire.fields import Fields
 from relay.wire.manifest import Manifest as WireManifest
 from relay.wire.messages import Hello, Peers, Register
+from relay.wire.sealing import SealPolicy
 from relay.wire.tensors import row_exponents
 
 log = logging.getLogger(__name__)
@@ -78,6 +80,7 @@ class Backbone:
         self.lane: RelayedLane | None = None
         self.chooser: LaneChooser | None = None
         self.url = ""
+        self.key: str | None = None  # fingerprint, if we seal
         self._answer: OnCall
         self._on_welcome: Callable[[], None] = lambda: None
         self._slice_place: dict[str, tuple[int, int]] = {}
@@ -98,9 +101,9 @@ class Backbone:
         config = self.config
         self.model = await asyncio.to_thread(open_model, config.model)
         hashes = await asyncio.to_thread(slice_hashes, self.model, config.cache_dir)
-        kernel = NativeKernel()
-        kernel.known_answer_test()
         threads = config.threads or os.cpu_count() or 1
+        kernel = NativeKernel(threads=threads)
+        kernel.known_answer_test()
         local = LocalExperts(self.model, kernel, config.local_cache_bytes, threads)
         self._stack.callback(local.close)
         self.engine = Engine(
@@ -187,7 +190,8 @@ class Backbone:
             lambda signal: self._chooser.signal_received(signal),
             lambda: self._on_welcome(),
         )
-        self.lane = RelayedLane(relay_url, hello, Register(self.config.name, manifest), handlers)
+        register, policy = Register(self.config.name, manifest), self._seal_policy()
+        self.lane = RelayedLane(relay_url, hello, register, handlers, policy)
         self.chooser = await self._lanes(relay_url, self.lane)
         self.dispatcher.lane = self.chooser
         task = asyncio.create_task(self.lane.run())
@@ -197,6 +201,17 @@ class Backbone:
             await asyncio.gather(task, return_exceptions=True)
 
         self._stack.push_async_callback(stop)
+
+    def _seal_policy(self) -> SealPolicy:
+        """Say whether and as whom we seal; nodes may pin the fingerprint that is logged here."""
+        config = self.config
+        if not config.seal:
+            log.warning("frames are not sealed: the relay can read what passes here")
+            return SealPolicy()
+        identity = fresh_identity() if config.key_file is None else kept_identity(config.key_file)
+        self.key = identity.fingerprint
+        log.info("this backbone's key: %s (for expert-node --backbone-key, or the page's #key=)", self.key)
+        return SealPolicy(identity, config.require_sealed)
 
     async def _lanes(self, relay_url: str, relayed: RelayedLane) -> LaneChooser:
         """Put the lanes together: the relayed one, and whatever else this machine can open."""
@@ -294,6 +309,9 @@ class Backbone:
                 "url": self.lane.relay_url,
                 "connected": self.lane.connected,
                 "why_down": None if self.lane.connected else self.lane.why_down,
+                "key": self.key,
+                "seal_faults": self.lane.seal_faults,
+                "refused_unsealed": self.lane.unsealed_nodes,
             },
             "coverage": {
                 str(layer): round(nodes.coverage(layer, self.model.num_experts), 3)
@@ -306,6 +324,7 @@ class Backbone:
                     "kernel": node.kernel,
                     "path": node.path,
                     "paths": None if self.chooser is None else self.chooser.describe(node.peer),
+                    "seal": None if self.lane is None else self.lane.describe_seal(node.peer),
                     "layers": len(node.experts),
                     "usable": dispatcher.usable(node.node_id, now),
                 }

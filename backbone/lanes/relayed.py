@@ -1,18 +1,20 @@
 """
 The lane through the relay: one WebSocket that carries control and every call to nodes behind NATs.
 
-The driver around `BackboneSession`. Calls are written from the dispatcher's own stack frame and answers are
-handed to it from the socket's callback, since each turn of the event loop would be paid once per layer and
-token. When the connection ends, `on_lost` is told at once and a new one is tried for ever, with pauses that
-grow and vary.
+The driver around `BackboneSession`; what passes between a node and us is sealed where both can. Calls are
+written from the dispatcher's own stack frame and answers are handed to it from the socket's callback, since
+each turn of the event loop would be paid once per layer and token. When the connection ends, `on_lost` is
+told at once and a new one is tried for ever, with pauses that grow and vary.
 """
 
 import asyncio
 import logging
 import random
+import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
@@ -22,6 +24,7 @@ from backbone.node.machine import backoff_s
 from backbone.node.socket import ClientSocket
 from relay.wire.calls import Probe
 from relay.wire.close import may_reconnect
+from relay.wire.errors import SealFault
 from relay.wire.frames import MAX_FRAME_BYTES
 from relay.wire.messages import (
     Dispatch,
@@ -30,10 +33,12 @@ from relay.wire.messages import (
     PathReport,
     Peers,
     Register,
+    SealHello,
     Signal,
     SliceWanted,
     Welcome,
 )
+from relay.wire.sealing import BackboneSealing, SealPolicy
 from relay.wire.session import (
     BackboneSession,
     Closed,
@@ -41,6 +46,7 @@ from relay.wire.session import (
     EchoReceived,
     FailureReceived,
     PartialReceived,
+    SealReceived,
     SignalReceived,
     State,
 )
@@ -95,17 +101,28 @@ class RelayedLane:
     """
     A connection to one relay that is kept up while `run` runs.
 
-    `connected` says whether calls can be sent now; `why_down` why not.
+    `connected` says whether calls can be sent now; `why_down` why not. seal: whether and as whom we seal; by
+    default not at all.
     """
 
     name = "relayed"
 
-    def __init__(self, relay_url: str, hello: Hello, register: Register, handlers: LaneHandlers) -> None:
+    def __init__(
+        self,
+        relay_url: str,
+        hello: Hello,
+        register: Register,
+        handlers: LaneHandlers,
+        seal: SealPolicy | None = None,
+    ) -> None:
         self.relay_url = relay_url.rstrip("/")
         self.why_down = "not connected yet"
         self._session_url = session_url(relay_url)
         self._hello = hello
-        self._register = register
+        self._policy = seal or SealPolicy()
+        self._register = replace(register, seal=self._policy.public)
+        self._sealing = BackboneSealing(self._policy)  # of the session, as the next two
+        self._peers = Peers(())
         self._handlers = handlers
         self._session: BackboneSession | None = None
         self._socket: ClientSocket | None = None
@@ -154,6 +171,20 @@ class RelayedLane:
         """Where the relay's STUN server listens, `host:port`."""
         return None if self._session is None or self._session.welcome is None else self._session.welcome.stun
 
+    def describe_seal(self, peer: int) -> dict[str, Any]:
+        """Say whether calls to a node are sealed, and who it proved to be."""
+        return self._sealing.describe(peer)
+
+    @property
+    def unsealed_nodes(self) -> tuple[str, ...]:
+        """The names of nodes that are ready and are not asked, because they do not seal."""
+        return tuple(node.name for node in self._sealing.refused)
+
+    @property
+    def seal_faults(self) -> dict[str, int]:
+        """Frames of this session that did not open, by why."""
+        return self._sealing.book.faults
+
     async def run(self) -> None:
         """Keep the lane up until cancelled; says Bye then."""
         attempt = 0
@@ -189,8 +220,15 @@ class RelayedLane:
             session.send_hello(self._hello)
             self._pump()
 
+        sealing = BackboneSealing(self._policy)
+
         def received(data: bytes | str) -> None:
-            session.receive_data(data, monotonic())
+            try:
+                session.receive_data(sealing.book.incoming(data), monotonic())
+            except SealFault as exc:
+                assert isinstance(data, bytes)
+                log.warning("%s", exc)
+                session.receive_fault(data, exc, monotonic())
             self._pump()
 
         def ended(code: int, reason: str) -> None:
@@ -199,6 +237,7 @@ class RelayedLane:
 
         socket = ClientSocket(self._session_url, MAX_FRAME_BYTES, opened, received, ended)
         self._session, self._socket, self._closed = session, socket, closed
+        self._sealing, self._peers = sealing, Peers(())
         try:
             socket.open()
             end = await closed
@@ -234,8 +273,11 @@ class RelayedLane:
                     self._handlers.on_echo(event)
                 case SignalReceived():
                     self._handlers.on_signal(event)
+                case SealReceived(peer, epoch, SealHello() as hello):
+                    self._agree(session, peer, epoch, hello)
                 case Peers():
-                    self._handlers.on_peers(event)
+                    self._peers = event
+                    self._tell_peers()
                 case SliceWanted(slice=slice_id):
                     self._start_upload(slice_id)
                 case Welcome():
@@ -249,11 +291,33 @@ class RelayedLane:
         self._write(session, socket)
         self._arm(session)
 
+    def _agree(self, session: BackboneSession, peer: int, epoch: int, hello: SealHello) -> None:
+        """Answer a node's half of the keys; it may be asked from now on."""
+        try:
+            answer = self._sealing.hello_received(peer, epoch, hello, secrets.token_bytes(32))
+        except SealFault as exc:
+            log.warning("a node's key was refused: %s", exc)
+            return
+        if answer is not None:
+            session.send_seal(peer, epoch, answer)
+            if any(node.peer == peer for node in self._sealing.waiting):
+                self._tell_peers()
+
+    def _tell_peers(self) -> None:
+        """Tell of the nodes that may be asked: who seals once that is agreed, others if they are allowed."""
+        before = set(self.unsealed_nodes)
+        admitted = self._sealing.admitted(self._peers)
+        for name in set(self.unsealed_nodes) - before:
+            log.warning("node %r is not asked: it does not seal, and that is required here", name)
+        self._handlers.on_peers(admitted)
+
     def _write(self, session: BackboneSession, socket: ClientSocket) -> int:
-        messages = session.data_to_send()
-        for data in messages:
+        size_bytes, book = 0, self._sealing.book
+        for data in session.data_to_send():
+            data = book.outgoing(data)
+            size_bytes += len(data)
             socket.send(data)
-        return sum(map(len, messages))
+        return size_bytes
 
     def _arm(self, session: BackboneSession) -> None:
         at = session.next_timer()

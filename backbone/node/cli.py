@@ -13,11 +13,14 @@ from pathlib import Path
 from time import strftime
 from urllib.parse import urlsplit
 
+from backbone.errors import ConfigError
 from backbone.experts.native import KernelFault, NativeKernel
 from backbone.experts.webgpu import WebGpuKernel
 from backbone.lanes.direct import ListenAt, listen_at
 from backbone.node.client import ClientConfig, NodeClient, Status
+from backbone.node.keys import default_key_file, fresh_identity, kept_identity
 from backbone.node.machine import State
+from relay.wire.sealing import SealPolicy
 
 REPORT_S = 10.0  # between two lines while only the numbers grow
 SETTLE_S = 0.2  # changes within this time share a line
@@ -84,6 +87,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tls-key", type=Path, metavar="PEM", help="its key")
     p.add_argument("--no-links", action="store_true", help="let all calls come through the relay")
     p.add_argument(
+        "--backbone-key", metavar="FINGERPRINT", help="work only for the backbone with this key, and sealed"
+    )
+    p.add_argument(
+        "--require-sealed", action="store_true", help="work only for a backbone that seals, whichever"
+    )
+    p.add_argument("--no-seal", action="store_true", help="let the relay read what passes")
+    p.add_argument(
+        "--key-file", type=Path, metavar="PEM", help="this node's key (in the user's XDG state folder)"
+    )
+    p.add_argument(
         "--kernel",
         choices=["native", "webgpu"],
         default="native",
@@ -103,9 +116,15 @@ def main(argv: list[str] | None = None) -> int:
     if args.listen is not None:
         listen = ListenAt.of(args.listen, args.public_url, args.tls_cert, args.tls_key)
     threads = 1 if args.kernel == "webgpu" else args.threads
-    config = ClientConfig(args.relay, args.memory, args.name[:40], threads, listen, links=not args.no_links)
     try:
-        kernel = WebGpuKernel() if args.kernel == "webgpu" else NativeKernel()
+        seal = seal_policy(args)
+    except ConfigError as exc:
+        print(f"expert-node: {exc}", file=sys.stderr)
+        return 1
+    links = not args.no_links
+    config = ClientConfig(args.relay, args.memory, args.name[:40], threads, listen, links, seal)
+    try:
+        kernel = WebGpuKernel() if args.kernel == "webgpu" else NativeKernel(threads=threads)
     except KernelFault as exc:
         print(f"expert-node: {exc}", file=sys.stderr)
         return 1
@@ -114,6 +133,29 @@ def main(argv: list[str] | None = None) -> int:
     except ImportError:
         return asyncio.run(_serve(config, kernel))
     return uvloop.run(_serve(config, kernel))
+
+
+def seal_policy(args: argparse.Namespace) -> SealPolicy:
+    """
+    Say how this node seals. Its own key is kept where that is possible; it only names the node to others.
+
+    Raises:
+        ConfigError: the options contradict each other, or the key that was named cannot be used.
+    """
+    wanted = args.require_sealed or args.backbone_key is not None
+    if args.no_seal and wanted:
+        raise ConfigError("--no-seal contradicts --require-sealed and --backbone-key")
+    if args.no_seal:
+        return SealPolicy()
+    if args.key_file is not None:
+        identity = kept_identity(args.key_file)
+    else:
+        try:
+            identity = kept_identity(default_key_file(os.environ, "node"))
+        except ConfigError as exc:
+            logging.warning("%s; this node has another key at each start", exc)
+            identity = fresh_identity()
+    return SealPolicy(identity, args.require_sealed, args.backbone_key)
 
 
 async def _serve(config: ClientConfig, kernel: NativeKernel | WebGpuKernel) -> int:
@@ -153,7 +195,7 @@ class Reporter:
     def _look(self) -> None:
         self._due = None
         status = self.status()
-        what = (status.state, status.layers, status.experts, status.wanted, status.failed)
+        what = (status.state, status.layers, status.experts, status.wanted, status.failed, status.seal)
         grown = status.calls != self._calls_said and self._loop.time() - self._said_at >= REPORT_S
         if what != self._said or grown:
             self._said = what
@@ -171,6 +213,10 @@ def line(config: ClientConfig, status: Status) -> str:
     parts = [f"{status.state.value.lower():<10} {config.relay_url}"]
     if status.state is State.CONNECTING and status.reason:
         parts.append(f"last: {status.reason}")
+    if status.seal == "sealed":
+        parts.append(f"sealed, backbone {status.backbone}")
+    elif status.seal in ("unsealed", "refused"):
+        parts.append(f"{status.seal}: {status.seal_why}")
     if status.gb_per_s:
         parts.append(f"{status.kernel} {status.gb_per_s:.1f} GB/s")
     if status.wanted or status.experts:

@@ -9,10 +9,11 @@ import asyncio
 import contextlib
 import logging
 import random
+import secrets
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -35,9 +36,11 @@ from backbone.node.work import LayerWork, Refused, answer, prove_and_time
 from relay.wire import messages, session
 from relay.wire.calls import model_tag
 from relay.wire.close import clip_reason
+from relay.wire.errors import SealFault
 from relay.wire.frames import MAX_FRAME_BYTES
 from relay.wire.link import LinkEvent
 from relay.wire.messages import Failure, Hello, Offer, Partial, SliceReady
+from relay.wire.sealing import NodeSealing, SealPolicy
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +69,7 @@ class ClientConfig:
     What the owner of the machine allows. `relay_url` is the http(s) URL people open.
 
     listen: where a backbone may reach this node directly. links: whether links past the relay are used.
+    seal: whether and as whom it seals, and for which backbone only; by default it does not.
     """
 
     relay_url: str
@@ -74,11 +78,16 @@ class ClientConfig:
     threads: int = 1
     listen: ListenAt | None = None
     links: bool = True
+    seal: SealPolicy = field(default_factory=SealPolicy)
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What there is to tell about a node, at one moment."""
+    """
+    What there is to tell about a node, at one moment.
+
+    seal: none, agreeing, sealed, unsealed. seal_why: why it is unsealed or refused. backbone: fingerprint.
+    """
 
     state: State
     reason: str
@@ -94,6 +103,9 @@ class Status:
     rows_per_s: float
     bytes_in: int
     bytes_out: int
+    seal: str = "none"
+    seal_why: str = ""
+    backbone: str | None = None
 
 
 class NodeClient:
@@ -122,6 +134,7 @@ class NodeClient:
         self._ways: dict[tuple[int, int], Link] = {}  # calls that came on a link -> where their answer goes
         self._socket: ClientSocket | None = None
         self._session: session.NodeSession | None = None
+        self._sealing = NodeSealing(config.seal)  # of the session
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -178,6 +191,9 @@ class NodeClient:
             rows_per_s=sum(rows for _, rows in self._recent) / RATE_WINDOW_S,
             bytes_in=self._bytes_in + (socket.bytes_received if socket else 0),
             bytes_out=self._bytes_out + (socket.bytes_sent if socket else 0),
+            seal=self._sealing.state,
+            seal_why=self._sealing.why,
+            backbone=self._sealing.backbone,
         )
 
     # --- the machine and its effects
@@ -233,6 +249,7 @@ class NodeClient:
                         inventory=inventory,
                         lanes=self._links.lanes if self.config.links else (),
                         listen=self._links.listen if self.config.links else None,
+                        seal=self.config.seal.public,
                     )
                 )
             case ev.SendReady(epoch, experts):
@@ -245,7 +262,10 @@ class NodeClient:
     def _flush(self) -> None:
         """Write what the session has to say, then arm the next timer."""
         self._write()
-        times = (self.machine.next_timer(), self._session.next_timer() if self._session else None)
+        talk = self._session
+        times = [self.machine.next_timer()]
+        if talk is not None:
+            times += [talk.next_timer(), self._sealing.next_timer()]
         at = min((t for t in times if t is not None), default=None)
         if at == self._timer_at:
             return
@@ -262,6 +282,8 @@ class NodeClient:
         if self._session is not None:
             self._session.handle_timer(now)
             self._session_events()
+        if (again := self._sealing.handle_timer(now)) is not None:
+            self._send_seal(*again)
         self._carry_out(self.machine.handle_timer(now))
         self._flush()
         self._on_change()
@@ -289,6 +311,7 @@ class NodeClient:
         scheme = "wss" if parts.scheme == "https" else "ws"
         url = f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}/v1/session"
         self._session = talk
+        self._sealing = NodeSealing(self.config.seal)
         self._socket = ClientSocket(
             url,
             max_size=MAX_FRAME_BYTES,
@@ -309,7 +332,12 @@ class NodeClient:
 
     def _message(self, talk: session.NodeSession, data: bytes | str) -> None:
         if talk is self._session:
-            talk.receive_data(data, monotonic())
+            try:
+                talk.receive_data(self._sealing.book.incoming(data), monotonic())
+            except SealFault as exc:
+                assert isinstance(data, bytes)
+                log.warning("%s", exc)
+                talk.receive_fault(data, exc, monotonic())
             self._session_events()
             self._flush()
 
@@ -335,7 +363,8 @@ class NodeClient:
                 case session.SignalReceived():
                     self._links.signalled(event)
                 case session.CorruptReceived():
-                    failure = Failure("bad_frame", str(event.error)[:500], "queue")
+                    code = "bad_seal" if isinstance(event.error, SealFault) else "bad_frame"
+                    failure = Failure(code, str(event.error)[:500], "queue")
                     if self._session is not None and self._session.closed is None:
                         self._session.send_failure(event.peer, event.call_id, event.epoch, failure)
                 case messages.Welcome(stun=stun):
@@ -343,7 +372,10 @@ class NodeClient:
                         self._links.welcomed(stun)
                     self._last_close = ""
                     self._tell(ev.Welcomed())
+                case session.SealReceived(peer, epoch, messages.SealAnswer() as answer):
+                    self._agreed(peer, epoch, answer)
                 case messages.Assign():
+                    event = self._sealed(event)
                     self._tell(ev.Assigned(self._assignment_of(event)))
                 case messages.Drain(_, reconnect_after_s):
                     self._tell(ev.DrainReceived(reconnect_after_s))
@@ -355,6 +387,32 @@ class NodeClient:
                     self._tell(ev.Closed(code, reason))
                 case _:
                     log.debug("nothing to do for %s", type(event).__name__)
+
+    def _sealed(self, assign: messages.Assign) -> messages.Assign:
+        """Begin to seal with the backbone of an assignment; hold nothing for one that should and does not."""
+        why = self._sealing.refusal(assign)
+        if why is not None:
+            if why != self._sealing.why:
+                log.error("nothing is served: %s", why)
+            self._sealing.state, self._sealing.why = "refused", why
+            return replace(assign, peer=0, layers=())
+        hello = self._sealing.assigned(assign, secrets.token_bytes(32), monotonic())
+        if hello is not None:
+            self._send_seal(assign.peer, assign.epoch, hello)
+        return assign
+
+    def _send_seal(self, peer: int, epoch: int, hello: messages.SealHello) -> None:
+        if self._session is not None and self._session.state in _SIGNALLING:
+            self._session.send_seal(peer, epoch, hello)
+            self._write()
+
+    def _agreed(self, peer: int, epoch: int, answer: messages.SealAnswer) -> None:
+        try:
+            if self._sealing.answered(peer, epoch, answer):
+                log.info("sealed with the backbone %s", self._sealing.backbone)
+                self._on_change()
+        except SealFault as exc:
+            log.warning("the backbone's key was refused: %s", exc)
 
     def _link_event(self, link: Link, event: LinkEvent) -> None:
         """A call on a link is a call like any other; its answer goes back the same way."""
@@ -459,7 +517,7 @@ class NodeClient:
                 self._tell(ev.KernelFault(str(exc)))
                 return
             log.error("going on without the graphics device: %s", exc)
-            self._kernel = NativeKernel()
+            self._kernel = NativeKernel(threads=self.config.threads)
             self._lose_slices()
             await self._test_kernel()
             return
@@ -533,7 +591,7 @@ class NodeClient:
     def _write(self) -> None:
         if self._session is not None and self._socket is not None:
             for data in self._session.data_to_send():
-                self._socket.send(data)
+                self._socket.send(self._sealing.book.outgoing(data))
 
 
 def _call_of(received: session.DispatchReceived) -> ev.Call:

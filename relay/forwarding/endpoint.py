@@ -24,7 +24,8 @@ from relay.pool.inventory import BackboneRecord
 from relay.pool.pool import Pool
 from relay.signalling.rooms import Rooms
 from relay.wire.close import CloseCode
-from relay.wire.frames import MAX_FRAME_BYTES, PASSED_ON, FrameType, Header
+from relay.wire.fields import fingerprint
+from relay.wire.frames import MAX_FRAME_BYTES, PASSED_ON, SIGNAL_TYPES, FrameType, Header
 from relay.wire.messages import (
     Assign,
     Drain,
@@ -68,6 +69,7 @@ class Hub:
         self._by_id: dict[str, Connection] = {}  # greeted ones
         self._by_session_token: dict[str, Connection] = {}
         self._paths: dict[int, dict[int, tuple[PathState, float]]] = {}  # backbone -> node -> said, when
+        self._sealed: dict[int, bool] = {}  # node -> whether the last frame for it came sealed
         self._next_handle = 1
         self._settling: asyncio.TimerHandle | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -182,7 +184,7 @@ class Hub:
     def _forward(self, sender: Connection, event: ForwardReceived) -> None:
         header = event.header
         target = self._connections.get(header.peer)
-        if header.type is FrameType.SIGNAL:
+        if header.type in SIGNAL_TYPES:
             self._signal(sender, target, event)
             return
         if target is None or not target.ready or not self.pool.paired(sender.handle, target.handle):
@@ -191,6 +193,7 @@ class Hub:
         data = target.session.forward(header, event.data, sender.handle)
         kind = header.type
         if kind is FrameType.DISPATCH:
+            self._sealed[target.handle] = header.sealed
             self.calls.opened(target.handle, OpenCall(sender.handle, header.call_id, header.epoch))
         elif kind is FrameType.CANCEL:
             self.calls.closed(target.handle, sender.handle, header.call_id)
@@ -213,7 +216,7 @@ class Hub:
         self._passed_on(kind, len(data))
 
     def _signal(self, sender: Connection, target: Connection | None, event: ForwardReceived) -> None:
-        """Pass a Signal on ahead of calls, if the two are paired; drop it otherwise."""
+        """Pass a Signal or keys on ahead of calls, if the two are paired; drop them otherwise."""
         epoch = None if target is None else self.pool.epoch_of(sender.handle, target.handle)
         if (
             target is None
@@ -225,7 +228,7 @@ class Hub:
         data = target.session.forward(event.header, event.data, sender.handle)
         if target.outbox.put_control(data):
             target.flush()
-        self._passed_on(FrameType.SIGNAL, len(data))
+        self._passed_on(event.header.type, len(data))
 
     async def _forward_later(
         self, sender: Connection, target: Connection, header: Header, message: Waiting
@@ -284,6 +287,7 @@ class Hub:
         self.calls.backbone_left(connection.handle)
         self.rooms.left(connection.handle)
         self._paths.pop(connection.handle, None)
+        self._sealed.pop(connection.handle, None)
         is_backbone = connection.handle in self.pool.backbones
         self.pool.remove(connection.handle)
         if is_backbone:
@@ -391,6 +395,7 @@ class Hub:
                     "paused": node.paused,
                     "backbone": node.backbone,
                     "path": self._path(node.backbone, node.handle),
+                    "seal": self._seal(node.handle, node.offer.seal),
                     "epoch": node.epoch,
                     "slices_assigned": len(node.desired),
                     "slices_ready": len(node.ready & node.desired),
@@ -404,6 +409,7 @@ class Hub:
                     "peer": backbone.handle,
                     "id": backbone.backbone_id[:8],
                     "name": backbone.name,
+                    "seal": backbone.seal and fingerprint(backbone.seal),
                     "model": backbone.catalogue.manifest.model,
                     "model_name": backbone.catalogue.manifest.name,
                     "slices": len(backbone.catalogue.slices),
@@ -428,6 +434,13 @@ class Hub:
             "age_s": round(path.age_s + monotonic() - at, 1),
             "p50_ms": path.p50_ms,
             "p95_ms": path.p95_ms,
+        }
+
+    def _seal(self, node: int, identity: str | None) -> dict[str, Any]:
+        """Say who a node says it is, and whether what passes here is sealed; null until something passed."""
+        return {
+            "identity": None if identity is None else fingerprint(identity),
+            "sealed": self._sealed.get(node),
         }
 
     def _id(self, connection: Connection) -> str:

@@ -59,7 +59,7 @@ class Catalogue:
             found.setdefault(layers[position].layer, []).append(unit - self._first[position])
         return {layer: tuple(experts) for layer, experts in found.items()}
 
-    def assign(self, units: Units, epoch: int, peer: int) -> Assign:
+    def assign(self, units: Units, epoch: int, peer: int, seal: str | None = None) -> Assign:
         """Return the Assign that makes a node hold exactly these units."""
         layers = []
         numbers = self.need.unit_layer[units]
@@ -67,7 +67,7 @@ class Catalogue:
             layer, first = self.manifest.layers[position], self._first[position]
             experts = {unit - first: self.slices[unit] for unit in units[numbers == position].tolist()}
             layers.append(AssignLayer(layer.layer, layer.formula, layer.grid, layer.slice_bytes, experts))
-        return Assign(epoch, peer, self.manifest.model, tuple(layers))
+        return Assign(epoch, peer, self.manifest.model, tuple(layers), seal)
 
 
 @dataclass(slots=True)
@@ -95,5 +95,6 @@ class BackboneRecord:
     backbone_id: str
     name: str
     catalogue: Catalogue
+    seal: str | None = None  # its identity, if it seals
     told: Peers | None = None  # what it was told last
     nodes: set[int] = field(default_factory=set)

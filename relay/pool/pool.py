@@ -71,7 +71,7 @@ class Pool:
         """A backbone said what it serves, for the first time or again."""
         old = self.backbones.get(handle)
         catalogue = Catalogue(register.manifest)
-        self.backbones[handle] = BackboneRecord(handle, backbone_id, register.name, catalogue)
+        self.backbones[handle] = BackboneRecord(handle, backbone_id, register.name, catalogue, register.seal)
         if old is not None:
             self._unpair(old.nodes)
         self._placement_changed = True
@@ -170,7 +170,7 @@ class Pool:
                 continue
             node.desired = desired
             node.inventory &= catalogue.slices_of(desired)  # it drops the rest
-            node.told = catalogue.assign(placement[node.node_id], node.epoch, backbone.handle)
+            node.told = catalogue.assign(placement[node.node_id], node.epoch, backbone.handle, backbone.seal)
             yield Told(node.handle, node.told)
 
     def _peers(self, backbone: BackboneRecord) -> Peers:
@@ -191,6 +191,7 @@ class Pool:
                         experts=backbone.catalogue.experts(usable),
                         lanes=node.offer.lanes,
                         listen=node.offer.listen,
+                        seal=node.offer.seal,
                     )
                 )
         return Peers(tuple(nodes))

@@ -4,6 +4,7 @@ Read JSON payloads strictly: every key has a type and a bound, and a breach name
 Unknown keys are ignored, so that a newer peer may say more; missing or ill-typed ones are refused.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -138,6 +139,12 @@ class Fields:
 def is_hex(value: object, chars: int) -> bool:
     """Whether `value` is a string of exactly `chars` lower-case hex digits."""
     return isinstance(value, str) and len(value) == chars and _HEX.match(value) is not None
+
+
+def fingerprint(identity: str) -> str:
+    """Give what people compare of a public key (hex): 80 bits of its SHA-256, `12ab-34cd-56ef-7890-1234`."""
+    digits = hashlib.sha256(bytes.fromhex(identity)).hexdigest()[:20]
+    return "-".join(digits[at : at + 4] for at in range(0, 20, 4))
 
 
 def to_json(value: object) -> bytes:

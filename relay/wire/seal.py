@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from relay.wire.errors import LocalProtocolError, RemoteProtocolError, SealFault
+from relay.wire.fields import fingerprint
 from relay.wire.frames import (
     FLAG_SEALED,
     HEADER,
@@ -70,12 +71,6 @@ _LABEL = b"expertswarm seal 1 "
 _COUNTER = struct.Struct("<Q")
 
 
-def fingerprint(identity: bytes) -> str:
-    """Give what people compare: 80 bits of the identity's SHA-256, `12ab-34cd-56ef-7890-1234`."""
-    digits = hashlib.sha256(identity).hexdigest()[:20]
-    return "-".join(digits[at : at + 4] for at in range(0, 20, 4))
-
-
 def same_fingerprint(one: str, other: str) -> bool:
     """Compare two as people write them: with or without dashes, in either case."""
     return one.replace("-", "").lower() == other.replace("-", "").lower()
@@ -96,7 +91,7 @@ class SealIdentity:
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self.public)
+        return fingerprint(self.public.hex())
 
     def sign(self, text: bytes) -> bytes:
         return self._key.sign(text)
@@ -330,6 +325,11 @@ class SealBook:
         """A pairing with a peer that seals began."""
         self._seals[peer] = (epoch, None)
 
+    def expect_at_least(self, peer: int, epoch: int) -> None:
+        """The same, unless more is known of the peer: its next pairing may be sealed before we hear of it."""
+        if peer not in self._seals:
+            self.expect(peer, epoch)
+
     def put(self, peer: int, epoch: int, seal: Seal) -> None:
         """The keys of a pairing are agreed; those of the peer's former one are forgotten."""
         self._seals[peer] = (epoch, seal)
@@ -340,11 +340,6 @@ class SealBook:
 
     def forget(self, peer: int) -> None:
         self._seals.pop(peer, None)
-
-    def keep(self, peers: frozenset[int]) -> None:
-        """Forget all other peers."""
-        for peer in self._seals.keys() - peers:
-            del self._seals[peer]
 
     def outgoing(self, data: bytes) -> bytes:
         """Take a frame of ours, give what to write."""

@@ -10,6 +10,7 @@ import numpy as np
 from backbone.experts.native import NativeKernel
 from backbone.lanes.relayed import Answer, LaneHandlers, RelayedLane
 from relay.wire.messages import Dispatch, Failure, Hello, PeerNode, Peers, Register
+from relay.wire.sealing import SealPolicy
 from relay.wire.session import FailureReceived, PartialReceived
 from tests.fakes.model import RandomModel
 
@@ -17,9 +18,19 @@ WAIT_S = 20.0
 
 
 class FakeBackbone:
-    """`nodes` is the relay's latest list; `delivered` counts the slices it asked for."""
+    """
+    `nodes` is the relay's latest list; `delivered` counts the slices it asked for. `stray`: answers that
+    nobody awaits, which are a mistake unless a test expects them.
+    """
 
-    def __init__(self, relay_url: str, token: str, model: RandomModel, kernel: NativeKernel) -> None:
+    def __init__(
+        self,
+        relay_url: str,
+        token: str,
+        model: RandomModel,
+        kernel: NativeKernel,
+        seal: SealPolicy | None = None,
+    ) -> None:
         self.model = model
         self.nodes: tuple[PeerNode, ...] = ()
         self.delivered: list[str] = []
@@ -30,7 +41,8 @@ class FakeBackbone:
         self._changed = asyncio.Event()
         hello = Hello("backbone", "b" * 32, "5" * 32, token=token)
         handlers = LaneHandlers(self._peers, self._answer, lambda why: self._peers(Peers(())), self._slice)
-        self.lane = RelayedLane(relay_url, hello, Register("fake", model.manifest), handlers)
+        self.lane = RelayedLane(relay_url, hello, Register("fake", model.manifest), handlers, seal)
+        self.stray: list[Answer] | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -101,6 +113,9 @@ class FakeBackbone:
 
     def _answer(self, answer: Answer) -> None:
         future = self._calls.pop(answer.call_id, None)
+        if future is None and self.stray is not None:
+            self.stray.append(answer)
+            return
         assert future is not None, f"call {answer.call_id} was answered twice or never asked"
         if not future.done():
             future.set_result(answer)

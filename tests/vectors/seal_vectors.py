@@ -3,9 +3,10 @@
 from typing import Any
 
 from relay.wire.errors import SealFault
+from relay.wire.fields import fingerprint
 from relay.wire.frames import Frame, FrameType, decode_header
 from relay.wire.messages import Failure, SealAnswer, Signal
-from relay.wire.seal import KEY_FRAMES, NodeHandshake, Seal, SealIdentity, answer_hello, fingerprint
+from relay.wire.seal import KEY_FRAMES, NodeHandshake, Seal, SealIdentity, answer_hello
 
 EPOCH = 7
 NODE, BACKBONE = bytes(range(32)), bytes(range(32, 64))  # seeds of identities
@@ -59,13 +60,13 @@ def seal_vectors() -> dict[str, Any]:
             "seed": NODE.hex(),
             "ephemeral_private": NODE_EPHEMERAL.hex(),
             "hello": handshake.hello.to_json(),
-            "fingerprint": fingerprint(handshake.pairing.node),
+            "fingerprint": fingerprint(handshake.hello.identity),
         },
         "backbone": {
             "seed": BACKBONE.hex(),
             "ephemeral_private": BACKBONE_EPHEMERAL.hex(),
             "answer": answer.to_json(),
-            "fingerprint": fingerprint(handshake.pairing.backbone),
+            "fingerprint": fingerprint(answer.identity),
         },
         "link_secret": {"link": "1" * 32, "secret": node.link_secret("1" * 32).hex()},
         "sealed": sealed,

@@ -278,7 +278,7 @@ def test_book_knows_one_pairing_per_peer() -> None:
     with pytest.raises(SealFault) as caught:
         book.incoming(carried(backbone.seal(dispatch())))
     assert caught.value.why == "no_key" and book.faults == {"no_key": 1}
-    book.keep(frozenset())
+    book.forget(BACKBONE_AT)
     assert book.incoming(carried(dispatch())) == carried(dispatch())
 
 

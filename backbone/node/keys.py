@@ -1,0 +1,62 @@
+"""Keep an end's long-lived key in a file that only its owner can read."""
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from backbone.errors import ConfigError
+from relay.wire.seal import SealIdentity
+
+
+def default_key_file(environment: Mapping[str, str], program: str) -> Path:
+    """Give the place in this user's XDG state folder."""
+    home = Path(environment.get("HOME", "."))
+    state = Path(environment.get("XDG_STATE_HOME") or home / ".local" / "state")
+    return state / "expertswarm" / f"{program}-key.pem"
+
+
+def kept_identity(path: Path) -> SealIdentity:
+    """
+    Read the key, or make one that is mode 0600.
+
+    Raises:
+        ConfigError: others may read it, it is no Ed25519 key, or it cannot be written.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return _read(path)
+        key = Ed25519PrivateKey.generate()
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        return SealIdentity(key)
+    except OSError as exc:
+        raise ConfigError(f"the key {path} cannot be kept: {exc.strerror or exc}") from exc
+
+
+def _read(path: Path) -> SealIdentity:
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise ConfigError(f"others may read the key {path}: chmod 600 it, or delete it to get a new one")
+    try:
+        key = load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError) as exc:
+        raise ConfigError(f"{path} holds no key: {exc}") from exc
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{path} holds a key of another kind than Ed25519")
+    return SealIdentity(key)
+
+
+def fresh_identity() -> SealIdentity:
+    """Make a key that is gone when the program ends."""
+    return SealIdentity(Ed25519PrivateKey.generate())
