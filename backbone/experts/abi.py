@@ -23,7 +23,6 @@ ACTIVATION_NUMBERS = {
 WEIGHT_POSITION_NUMBERS = {"after": 0, "before": 1}  # enum expert_weight_position
 MAX_SELF_TESTS = 16
 SELF_TEST_ROWS = (2, 7)  # together they have a tile of every size
-ALIGN = 64
 _ARM = platform.machine().lower() in ("arm64", "aarch64")
 NATIVE_BUILDS = (
     ("scalar", "neon") if _ARM else ("scalar", "sse41", "avx2")

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from backbone.experts.abi import (
     ACTIVATION_NUMBERS,
-    ALIGN,
     BUILT,
     CALL_WORDS,
     MAX_SELF_TESTS,
@@ -41,6 +40,7 @@ from backbone.experts.abi import (
     check,
     load,
 )
+from backbone.experts.memory import Arenas
 from backbone.model.formula import Formula
 
 __all__ = [
@@ -65,15 +65,17 @@ def split_rows(count: int, parts: int) -> list[tuple[int, int]]:
     return list(zip(bounds, bounds[1:], strict=False))
 
 
+_ARENAS = Arenas()
+
+
 class PackedExpert:
     """One expert, rearranged for this build. Holds the memory; freed with the object."""
 
-    __slots__ = ("_memory", "address", "size_bytes")
+    __slots__ = ("__weakref__", "address", "size_bytes")
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self._memory = np.empty(size_bytes + ALIGN, np.uint8)
-        self.address = -(-self._memory.ctypes.data // ALIGN) * ALIGN
+        self.address = _ARENAS.take(self, size_bytes)
 
 
 class _Scratch(local):

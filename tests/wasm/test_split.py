@@ -230,7 +230,7 @@ def test_experts_that_hold_other_rows_than_the_call_wants_are_refused() -> None:
 
 
 def test_packing_from_a_file_needs_little_more_than_the_packed_expert(tmp_path: Path) -> None:
-    """Memory at its peak: the packed expert and 4 MB, however large the slice is."""
+    """At its peak, besides the packed expert itself (an arena, of which tracemalloc knows nothing): 4 MB."""
     formula = Formula(2048, 4096, 12, 12, 14)
     path = tmp_path / "slice"
     path.write_bytes(bytes(formula.slice_bytes))
@@ -248,4 +248,5 @@ def test_packing_from_a_file_needs_little_more_than_the_packed_expert(tmp_path: 
         packed = kernel.pack_pieces(formula, read)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert peak < packed.size_bytes + (4 << 20)
+    assert packed.size_bytes > 15 << 20
+    assert peak < 4 << 20
