@@ -8,8 +8,11 @@
 import { CallRefused, KernelFault, messageOf, SliceFault, Unreachable } from './errors.js';
 import { NodeLinks } from './links.js';
 import { backoffS, NodeMachine } from './node.js';
+import { SealedPassage } from './transports/sealed.js';
 import { modelTag } from './wire/calls.js';
-import { clipReason } from './wire/close.js';
+import { clipReason, CloseCode } from './wire/close.js';
+import { SealFault } from './wire/errors.js';
+import { NodeSealing } from './wire/sealing.js';
 import { NodeSession } from './wire/session.js';
 import { answer, proveAndTime, refusal } from './work.js';
 
@@ -17,6 +20,8 @@ const TIMES_KEPT = 101; // the median of so many last calls is shown
 const ABNORMAL = 1006; // RFC 6455 §7.1.5
 const STALL_MS = 30_000; // without a byte; the relay itself waits 10 s for the backbone
 const IDLE_S = 0.02; // after so long without a call nothing has piled up
+/** @type {import('./wire/sealing.js').SealPolicy} */
+const NO_SEAL = { identity: null, why: 'sealing is switched off here' };
 
 /**
  * @typedef {import('./kernels/kernel.js').Kernel} Kernel
@@ -36,6 +41,7 @@ const IDLE_S = 0.02; // after so long without a call nothing has piled up
  * @property {{battery: number|null, metered: boolean}} power
  * @property {import('./transports/transport.js').Connect} connect
  * @property {import('./links.js').Ways} [ways]  how links past the relay can be opened
+ * @property {import('./wire/sealing.js').SealPolicy} [seal]  whether and as whom frames through the relay are sealed
  * @property {(onLost: (experts: PackedExpert[], why: string) => void) => Promise<Kernel>} loadKernel  `onLost`: what the kernel lost
  * @property {(build: string, why: string) => boolean} [dropKernel]  a build failed its test; is there another to try?
  * @property {import('./store.js').Keeper} keeper
@@ -51,6 +57,9 @@ const IDLE_S = 0.02; // after so long without a call nothing has piled up
  * @property {number|null} retryInS
  * @property {string} relay
  * @property {string} path
+ * @property {import('./wire/sealing.js').SealState} seal
+ * @property {string} sealWhy  it is unsealed or refused
+ * @property {string|null} backbone  fingerprint of its key
  * @property {string} kernel
  * @property {number} gbPerS
  * @property {'untested'|'passed'|'failed'} kernelTest
@@ -99,6 +108,10 @@ export class NodeClient {
     this.transport = null;
     /** @type {NodeSession|null} */
     this.session = null;
+    /** Of the session. */
+    this.sealing = new NodeSealing(options.seal ?? NO_SEAL);
+    /** @type {SealedPassage|null} */
+    this.passage = null;
     /** @type {ReturnType<typeof setTimeout>|undefined} */
     this.timer = undefined;
     this.relay = '';
@@ -164,6 +177,9 @@ export class NodeClient {
       retryInS: machine.connectAt === null ? null : Math.max(0, machine.connectAt - this.clock()),
       relay: this.relay,
       path: this.path,
+      seal: this.sealing.state,
+      sealWhy: this.sealing.why,
+      backbone: this.sealing.backbone,
       kernel: this.kernel?.build ?? '',
       gbPerS: machine.kernel?.gbPerS ?? 0,
       kernelTest: this.kernelTest,
@@ -246,6 +262,7 @@ export class NodeClient {
       name: this.options.name.slice(0, 40),
       inventory: [...new Set([...held, ...this.options.keeper.inventory()])].sort(),
       ...(this.links.lanes.length ? { lanes: this.links.lanes } : {}),
+      ...this.sealing.offer,
     });
   }
 
@@ -253,18 +270,20 @@ export class NodeClient {
   flush() {
     this.write();
     clearTimeout(this.timer);
-    const times = [this.machine.nextTimer(), this.session?.nextTimer() ?? null].filter((t) => t !== null);
+    const times = [this.machine.nextTimer(), this.session?.nextTimer() ?? null, this.sealing.nextTimer()].filter((t) => t !== null);
     if (times.length) this.timer = setTimeout(() => this.onTimer(), Math.max(0, Math.min(...times) - this.clock()) * 1000);
   }
 
   write() {
-    for (const data of this.session?.dataToSend() ?? []) this.transport?.send(data);
+    for (const data of this.session?.dataToSend() ?? []) this.passage?.outgoing(data);
   }
 
   onTimer() {
     const now = this.clock();
     this.session?.handleTimer(now);
     this.sessionEvents();
+    const again = this.sealing.handleTimer(now);
+    if (again !== null) this.sendSeal(this.sealing, again);
     this.carryOut(this.machine.handleTimer(now));
     this.flush();
     this.options.onChange?.();
@@ -276,27 +295,36 @@ export class NodeClient {
   connect(resume) {
     const session = new NodeSession(this.clock());
     const { identity, agent } = this.options;
+    const sealing = new NodeSealing(this.options.seal ?? NO_SEAL);
     this.session = session;
-    this.transport = this.options.connect({
+    this.sealing = sealing;
+    const heard = (/** @type {() => void} */ take) => {
+      if (session !== this.session) return;
+      take();
+      this.sessionEvents();
+      this.flush();
+    };
+    const passage = new SealedPassage(sealing.book, {
+      send: (data) => transport.send(data),
+      receive: (data) => heard(() => session.receiveData(data, this.clock())),
+      refuse: (frame, fault) => {
+        this.fault(fault.message);
+        heard(() => session.receiveFault(frame, fault, this.clock()));
+      },
+      stuck: (why) => heard(() => session.close(CloseCode.OVERLOADED, why)),
+    });
+    this.passage = passage;
+    const transport = this.options.connect({
       onOpen: () => {
         if (session !== this.session) return;
         session.sendHello({ role: 'node', id: identity.id, secret: identity.secret, token: null, agent, resume });
         this.flush();
       },
-      onMessage: (data) => {
-        if (session !== this.session) return;
-        session.receiveData(data, this.clock());
-        this.sessionEvents();
-        this.flush();
-      },
-      onClosed: (code, reason) => {
-        if (session !== this.session) return;
-        session.receiveClose(code || ABNORMAL, reason);
-        this.sessionEvents();
-        this.flush();
-      },
+      onMessage: (data) => passage.incoming(data),
+      onClosed: (code, reason) => heard(() => session.receiveClose(code || ABNORMAL, reason)),
     });
-    this.path = this.transport.path;
+    this.transport = transport;
+    this.path = transport.path;
   }
 
   /** Translate what the session saw into what the machine understands. */
@@ -316,7 +344,8 @@ export class NodeClient {
         case 'CancelReceived': this.tell({ type: 'CancelReceived', peer: event.peer, callId: event.callId }); break;
         case 'CorruptReceived': {
           const message = event.error.message.slice(0, 500);
-          const failure = { code: 'bad_frame', message, phase: 'queue', layer: null, expert: null };
+          const code = event.error instanceof SealFault ? 'bad_seal' : 'bad_frame';
+          const failure = { code, message, phase: 'queue', layer: null, expert: null };
           this.live()?.sendFailure(event.peer, event.callId, event.epoch, failure);
           break;
         }
@@ -325,7 +354,8 @@ export class NodeClient {
           this.lastClose = '';
           this.tell({ type: 'Welcomed' });
           break;
-        case 'Assign': this.tell({ type: 'Assigned', assignment: this.assignmentOf(event) }); break;
+        case 'Assign': this.assign(event); break;
+        case 'SealReceived': this.agree(event); break;
         case 'Drain': this.tell({ type: 'DrainReceived', reconnectAfterS: event.reconnectAfterS }); break;
         case 'Closed':
           this.lastClose = event.reason || `the connection ended (${event.code})`;
@@ -342,13 +372,61 @@ export class NodeClient {
     this.links.closeAll('the session with the relay ended');
     this.callWays.clear();
     this.write();
-    if (this.transport !== null) {
-      this.bytesIn += this.transport.bytesReceived;
-      this.bytesOut += this.transport.bytesSent;
-      this.transport.close(code, clipReason(reason));
+    const { transport } = this;
+    if (transport !== null) {
+      this.bytesIn += transport.bytesReceived;
+      this.passage?.afterSending(() => {
+        this.bytesOut += transport.bytesSent;
+        transport.close(code, clipReason(reason));
+      });
     }
     this.transport = null;
+    this.passage = null;
     this.session = null;
+    this.sealing = new NodeSealing(this.options.seal ?? NO_SEAL);
+  }
+
+  /** Take an assignment; with a pinned key only from that backbone. @param {import('./wire/messages.js').Assign} assign */
+  assign(assign) {
+    const { sealing, passage } = this;
+    const take = (/** @type {import('./wire/messages.js').Assign} */ taken) => {
+      if (sealing === this.sealing) this.tell({ type: 'Assigned', assignment: this.assignmentOf(taken) });
+    };
+    const begin = () => {
+      sealing.assigned(assign, this.clock(), (hello) => this.sendSeal(sealing, hello)).catch((error) => this.fault(messageOf(error)));
+    };
+    if (!this.options.seal?.pinned) {
+      begin();
+      take(assign);
+      return;
+    }
+    const looked = sealing.refusal(assign).then((why) => {
+      if (why === null) {
+        begin();
+        take(assign);
+        return;
+      }
+      sealing.refuse(why);
+      take({ ...assign, peer: 0, layers: [] });
+    });
+    passage?.hold(looked.catch((error) => this.fault(messageOf(error))));
+  }
+
+  /** @param {NodeSealing} sealing @param {import('./wire/messages.js').SealHello} hello */
+  sendSeal(sealing, hello) {
+    const state = this.session?.state;
+    if (sealing !== this.sealing || (state !== 'ready' && state !== 'draining')) return;
+    this.session?.sendSeal(sealing.peer, sealing.epoch, hello);
+    this.write();
+  }
+
+  /** The backbone's half of the keys came: what follows may need them. @param {import('./wire/session.js').SealReceived} received */
+  agree({ peer, epoch, message }) {
+    const agreed = this.sealing.answered(peer, epoch, message).then(
+      () => this.options.onChange?.(),
+      (error) => this.fault(messageOf(error)),
+    );
+    this.passage?.hold(agreed);
   }
 
   /** Keep the layers this kernel can compute; name the others. @param {import('./wire/messages.js').Assign} assign */

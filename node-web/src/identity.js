@@ -36,3 +36,18 @@ function hexOnce(key) {
   remember(key, fresh);
   return fresh;
 }
+
+const KNOWN = 'backbone-keys';
+const KNOWN_KEPT = 20;
+
+/**
+ * Remember a backbone's fingerprint; give the last other one when this one is new and not the first.
+ * @param {string} backbone
+ * @returns {string|null}
+ */
+export function meetBackbone(backbone) {
+  const known = (recall(KNOWN) ?? '').split(' ').filter(Boolean);
+  if (known.includes(backbone)) return null;
+  remember(KNOWN, [...known, backbone].slice(-KNOWN_KEPT).join(' '));
+  return known.at(-1) ?? null;
+}

@@ -1,7 +1,7 @@
 /** The page's entry: starts the worker and shows its state. It knows no protocol. */
 
 import { lookAtDevice, MB, workersFor } from './device.js';
-import { identity } from './identity.js';
+import { identity, meetBackbone } from './identity.js';
 import { RtcHost } from './transports/webrtc.js';
 import { SurroundingsWatch } from './surroundings.js';
 import { ContributePanel } from './ui/contribute.js';
@@ -12,6 +12,9 @@ import { PledgePanel } from './ui/pledge.js';
 /** @typedef {import('./client.js').Status} Status */
 
 const TOO_OLD = 'The page’s worker does not start. Reload the page; if that does not help, use a current Chrome, Edge, Firefox or Safari (iOS 16.4 or later).';
+
+/** What the address asks for behind #: `auto`, `key=` fingerprint of the only backbone to work for. */
+const fragment = new URLSearchParams(location.hash.slice(1));
 
 const device = lookAtDevice();
 const rtc = new RtcHost();
@@ -73,6 +76,7 @@ function start(memoryMb) {
     name: nameOf(),
     identity: identity(),
     power: surroundings.power(),
+    pinned: fragment.get('key'),
     rtc: rtc.able,
     workers: askedWorkers() ?? workersFor(device),
     gpu: device.webgpu && new URLSearchParams(location.search).get('gpu') === '1',
@@ -115,11 +119,22 @@ function show(latest) {
   dataset.state = now.state.toLowerCase();
   dataset.calls = String(now.calls);
   dataset.layers = String(now.layers);
+  dataset.seal = now.seal;
+  dataset.backbone = now.backbone ?? '';
+  if (now.seal === 'sealed' && now.backbone !== null) warnOfStranger(now.backbone);
   dataset.kernel = now.kernelTest === 'passed' ? now.kernel : now.kernelTest;
   if (now.state === 'CLOSED') {
     before = now;
     stopWorker(); // memory given to WebAssembly comes back only so
     facts.offerForget(now.store !== 'memory' && now.keptBytes > 0);
+  }
+}
+
+/** A key that was never seen here, where another one was: who pinned none should know. @param {string} backbone */
+function warnOfStranger(backbone) {
+  const known = meetBackbone(backbone);
+  if (known !== null && !fragment.has('key')) {
+    contribute.warn(`The model’s computer shows another key (${backbone}) than before (${known}). If nobody told you of a change, stop and ask whoever gave you this address.`);
   }
 }
 
@@ -152,5 +167,5 @@ document.addEventListener('visibilitychange', () => {
   if (worker !== null) surroundings.keepAwake(true);
 });
 
-const asked = new URLSearchParams(location.search).get('auto') === '1' || location.hash === '#auto';
+const asked = new URLSearchParams(location.search).get('auto') === '1' || fragment.has('auto');
 if (asked && device.workers) start(pledge.chosenMb());

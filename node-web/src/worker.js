@@ -12,6 +12,7 @@ import { KernelBuilds } from './kernels/choose.js';
 import { ChosenKernel } from './kernels/chosen.js';
 import { PoolKernel } from './kernels/pool.js';
 import { WebGpuKernel } from './kernels/webgpu.js';
+import { sealPolicy } from './keys.js';
 import { Keeper, openStore } from './store.js';
 import { RtcTransport } from './transports/webrtc.js';
 import { linkUrl, sessionUrl, WebSocketTransport } from './transports/websocket.js';
@@ -27,6 +28,7 @@ const JUMP_MS = 6000; // a tick this late means we did not run: no session survi
  * @property {string} name
  * @property {import('./client.js').Identity} identity
  * @property {{battery: number|null, metered: boolean}} power
+ * @property {string|null} pinned  fingerprint of the only backbone to work for
  * @property {boolean} rtc  whether the page can open data channels
  * @property {number} workers  that compute; with one, this worker computes itself
  * @property {boolean} gpu  whether the graphics device is asked first; only backbones that allow inexact nodes call it
@@ -39,7 +41,7 @@ let due;
 let lastTick = Date.now();
 
 /** @param {Settings} settings */
-async function start({ page, memoryBytes, name, identity, power, workers, gpu, rtc }) {
+async function start({ page, pinned, memoryBytes, name, identity, power, workers, gpu, rtc }) {
   const keeper = new Keeper(await openStore(), memoryBytes);
   await keeper.open();
   const builds = new KernelBuilds((build) => compileKernel(new URL(`kernels/kernel-${build}.wasm`, page)));
@@ -53,6 +55,7 @@ async function start({ page, memoryBytes, name, identity, power, workers, gpu, r
     keeper,
     agent: `page ${navigator.userAgent}`.slice(0, 200),
     connect: (handlers) => new WebSocketTransport(sessionUrl(page), handlers),
+    seal: await sealPolicy(pinned),
     ways: {
       direct: (url, handlers) => new WebSocketTransport(linkUrl(url), handlers, 'direct'),
       ...(rtc ? { webrtc: openChannel } : {}),

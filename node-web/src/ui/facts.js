@@ -33,7 +33,7 @@ export class FactsPanel {
   /** @param {Status|null} status @param {Surroundings} around */
   show(status, around) {
     const running = status !== null && status.state !== 'CLOSED';
-    const facts = [...kernelFacts(status), ...storeFacts(status), ...powerFacts(this.device, around, running)];
+    const facts = [...kernelFacts(status), ...sealFacts(status), ...storeFacts(status), ...powerFacts(this.device, around, running)];
     if ((status?.state === 'ASSIGNED' || status?.state === 'GREETED') && status.lastFault) facts.push(['warn', `Last difficulty: ${status.lastFault}`]);
     const text = JSON.stringify(facts);
     if (text === this.shown) return;
@@ -54,6 +54,15 @@ function kernelFacts(status) {
   if (status.kernelTest === 'failed') return [['bad', 'The arithmetic test failed: this browser must not contribute']];
   if (status.kernelTest === 'untested') return [['', 'The arithmetic test is running']];
   return [['good', `The arithmetic test passed (${status.kernel})`]];
+}
+
+/** @param {Status|null} status @returns {[Mark, string][]} */
+function sealFacts(status) {
+  switch (status?.seal) {
+    case 'sealed': return [['good', `Sealed: the relay cannot read what passes. The model’s computer has the key ${status.backbone}`]];
+    case 'unsealed': return [['warn', `Not sealed: ${status.sealWhy}. The relay can read what this device is sent and answers`]];
+    default: return [];
+  }
 }
 
 /** @param {Status|null} status @returns {[Mark, string][]} */

@@ -17,6 +17,7 @@ const DETAILS = /** @type {[string, (s: Status) => string][]} */ ([
   ['Speed of this device', (s) => (s.gbPerS ? `${s.gbPerS.toFixed(1)} GB/s` : '–')],
   ['Received · sent', (s) => `${bytes(s.bytesIn)} · ${bytes(s.bytesOut)}`],
   ['Path', (s) => (s.path ? `${s.path}${s.rttMs === null ? '' : `, ${milliseconds(s.rttMs)} round trip to the relay`}` : '–')],
+  ['Sealed against the relay', (s) => ({ sealed: 'yes', unsealed: 'no', refused: 'refused', agreeing: 'agreeing on keys', none: '–' })[s.seal]],
   ['Memory lent', (s) => `${bytes(s.heldBytes)} of ${bytes(s.pledgedBytes)} used`],
   ['Calls not answered', (s) => count(s.failed)],
 ]);

@@ -10,6 +10,9 @@ import { bytes, plural } from './format.js';
 /** @param {Status} status @returns {Words} */
 export function words(status) {
   const { wanted, loaded } = status;
+  if (status.seal === 'refused' && status.state === 'OFFERED') {
+    return { headline: 'Not contributing', detail: `This page’s address names the key of the only computer to work for: ${sentence(status.sealWhy)}.`, link: 'wait', linkText: 'connected, idle', progress: null };
+  }
   switch (status.state) {
     case 'CONNECTING': {
       const again = status.reason ? `The relay cannot be reached (${sentence(status.reason)}). Trying again by itself; what was loaded is kept.` : 'Looking for the relay.';

@@ -384,8 +384,8 @@ async function derive(secret, salt, label) {
   return new Uint8Array(await crypto.subtle.deriveBits(how, key, 8 * KEY_BYTES));
 }
 
-/** @param {'node'|'backbone'} role @param {number} epoch @param {Uint8Array[]} keys */
-function agreement(role, epoch, ...keys) {
+/** What an end signs; the backbone's is what all keys are made of. @param {'node'|'backbone'} role @param {number} epoch @param {Uint8Array[]} keys */
+export function agreement(role, epoch, ...keys) {
   const label = new TextEncoder().encode(`${LABEL}${role}\0`);
   const text = new Uint8Array(label.length + 5 + KEY_BYTES * keys.length);
   text.set(label);
