@@ -1,46 +1,23 @@
-/** Time the wasm kernel; bench_kernel.py starts this, passes the shapes as JSON and prints the table. */
+/** kernel_timing.js in node; bench_kernel.py passes what to measure as JSON and reads the rows from stdout. */
 import { readFileSync } from 'node:fs';
-import { WasmKernel } from '../node-web/src/kernels/wasm.js';
+import { Worker } from 'node:worker_threads';
+import { measure, startUp } from './kernel_timing.js';
 
-const shape = JSON.parse(process.argv[2]);
-const wasm = readFileSync(shape.kernel);
+const { kernels, folder, start_up: startUpOnly, ...shape } = JSON.parse(process.argv[2]);
+/** What a browser's worker has and a thread of node has not. */
+const SHIM = `import { parentPort } from 'node:worker_threads';
+  globalThis.postMessage = (message) => parentPort.postMessage(message);
+  globalThis.addEventListener = (_, heard) => parentPort.on('message', (data) => heard({ data }));
+  await import('${new URL('kernel_worker.js', import.meta.url)}');`;
 
-function bestS(call) {
-  call();
-  let best = Infinity;
-  const end = performance.now() + 1000 * shape.seconds;
-  while (performance.now() < end) {
-    const started = performance.now();
-    call();
-    best = Math.min(best, (performance.now() - started) / 1000);
-  }
-  return best;
+function spawn() {
+  const thread = new Worker(new URL(`data:text/javascript,${encodeURIComponent(SHIM)}`));
+  const like = { postMessage: (message) => thread.postMessage(message), terminate: () => thread.terminate() };
+  thread.on('message', (data) => like.onmessage({ data }));
+  thread.on('error', (error) => like.onerror(error));
+  return like;
 }
 
-const found = [];
-for (const type of shape.types) {
-  const kernel = await WasmKernel.load(wasm);
-  const formula = {
-    hidden_dim: shape.hidden_dim, expert_dim: shape.expert_dim, gate_type: type, up_type: type, down_type: type,
-    activation: 'silu', alpha: 0, limit: 0, weight_position: 'after', biased: false,
-  };
-  const slice = new Uint8Array(readFileSync(`${shape.folder}/${type}`));
-  const count = Math.floor(shape.pool_bytes / slice.length / shape.experts_a_call) * shape.experts_a_call;
-  const pool = Array.from({ length: count }, (_, i) => kernel.pack(formula, slice));
-  const readS = bestS(() => pool.forEach((expert) => kernel.readMemory(expert)));
-  for (const numTokens of shape.rows) {
-    const values = Float32Array.from({ length: numTokens * shape.hidden_dim }, (_, i) => Math.sin(i * 1.7));
-    const call = {
-      formula, numTokens, x: new Uint8Array(values.buffer), encoding: 0,
-      rowExponents: new Int16Array(numTokens), grid: 0, layerExponents: 20,
-      counts: new Uint16Array(numTokens).fill(shape.experts_a_call),
-      pickExpert: Uint16Array.from({ length: numTokens * shape.experts_a_call }, (_, i) => i % shape.experts_a_call),
-      pickWeight: new Float32Array(numTokens * shape.experts_a_call).fill(1 / shape.experts_a_call),
-    };
-    const spent = bestS(() => {
-      for (let first = 0; first < count; first += shape.experts_a_call) kernel.answer({ ...call, experts: pool.slice(first, first + shape.experts_a_call) });
-    });
-    found.push({ build: kernel.build, ggml_type: type, rows: numTokens, size_bytes: count * slice.length, spent_s: spent, read_s: readS });
-  }
-}
-console.log(JSON.stringify(found));
+const get = async (type) => new Uint8Array(readFileSync(`${folder}/${type}`));
+const compile = async (build) => WebAssembly.compile(readFileSync(kernels[build]));
+console.log(JSON.stringify(startUpOnly ? await startUp(compile) : await measure(shape, spawn, compile, get)));

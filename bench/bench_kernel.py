@@ -2,20 +2,20 @@
 How fast experts are computed: GB of weights per second, by format and build, beside plain reading of the
 same memory and beside ggml's own vec_dot.
 
-A pool of experts larger than the caches is walked, eight experts a call as a node would be asked. With
-several rows the weights are streamed once for all of them: the figure counts them once. `of_read` is the
-share of the speed at which the same memory can be read at all; `vs_ggml` compares with `ggml_vec_dot_*`
-over as many bytes of the same format, each row of weights times every row of x, where the libraries of npm
-`@node-llama-cpp/linux-x64` are found (`--ggml FOLDER`, the best one for this CPU is taken). One thread is
-timed by its CPU time; two threads share the pool, each with its half, and are timed by the clock on the
-wall. The last table is a call of the demo model, where overhead is all.
+A pool of experts is walked, eight experts a call as a node would be asked. With several rows the weights
+are streamed once for all of them: the figure counts them once. `of_read` is the share of the speed at which
+the same memory can be read at all; `vs_ggml` compares with `ggml_vec_dot_*` over as many bytes of the same
+format, each row of weights times every row of x, where the libraries of npm `@node-llama-cpp/linux-x64` are
+found (`--ggml FOLDER`, the best one for this CPU is taken); `vs_llamacpp_wasm` with llama.cpp's own wasm
+kernels, where its sources are (`--llama-cpp FOLDER`, see wasm_rows.py). `wasm-relaxed` is the better of the
+two relaxed builds, `chromium` the build that a page chooses for the format. One native thread is timed by its
+CPU time, one worker by itself; two share the pool, each with its half, and are timed by the clock on the
+wall. Then comes how soon a kernel could serve, and a call of the demo model, where overhead is all.
 """
 
 import argparse
 import ctypes
-import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,21 +23,27 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter, thread_time
+from typing import Any
 
 import numpy as np
 from table import Row, arguments, report
+from wasm_rows import LeftOut, in_chromium, kernel_files, llama_cpp_wasm, start_up_rows
+from wasm_rows import in_node as node
 
 from backbone.experts.native import NATIVE_BUILDS, KernelFault, NativeKernel, PackedExpert
 from backbone.model.formula import FORMATS, Formula
 from backbone.model.quantise import random_blocks
 from relay.wire.tensors import Grid, XEncoding, encode_x, row_exponents
 
-ROOT = Path(__file__).resolve().parents[1]
 HIDDEN_DIM, EXPERT_DIM, EXPERTS_A_CALL = 2048, 768, 8
 POOL_BYTES = 192 << 20
 DEMO = Formula(hidden_dim=576, expert_dim=192, gate_type=8, up_type=8, down_type=8)
 ENCODINGS = {1: XEncoding.F32, 32: XEncoding.Q8A32, 64: XEncoding.Q8A32, 256: XEncoding.Q8A256}
-WASM_BUILDS = {"plain": "wasm-plain", "relaxed16": "wasm-relaxed", "relaxed32": "wasm-relaxed32"}
+WASM_BUILDS = ("wasm-plain", "wasm-relaxed", "chromium", "llamacpp-wasm")
+START_UP_NOTE = (
+    "ms = load_ms (all builds compiled, one tested) + prove_ms (timed, tested again), of the aim of 100 ms; "
+    "first_format_ms: what the first slice (Q4_K with Q6_K) waits for while its build is chosen"
+)
 # ggml's own variants, best first.
 GGML_VARIANTS = ("sapphirerapids", "zen4", "cooperlake", "cascadelake", "icelake", "cannonlake", "alderlake",
                  "skylakex", "haswell", "sandybridge", "x64")  # fmt: skip
@@ -120,16 +126,19 @@ def native_rows(build: str, ggml_type: int, options: argparse.Namespace) -> list
             timed = shared(parts, walk(kernel, formula, num_tokens))
             spent_s = best_s(timed, options.seconds, clock_for(threads))
             size = formula.slice_bytes * count
-            found.append(row(kernel.build, ggml_type, num_tokens, threads, size, spent_s, read_s, pack_gb_s))
+            variant = kernel.build.removeprefix("native-")
+            found.append(
+                row("native", ggml_type, num_tokens, threads, size, spent_s, read_s, pack_gb_s, variant)
+            )
     return found
 
 
 def row(
     build: str, ggml_type: int, rows: int, threads: int, size_bytes: int, spent_s: float, read_s: float = 0.0,
-    pack_gb_s: float = 0.0,
+    pack_gb_s: float = 0.0, variant: str = "",
 ) -> Row:  # fmt: skip
     return dict(
-        format=FORMATS[ggml_type].name, build=build, rows=rows, threads=threads,
+        format=FORMATS[ggml_type].name, build=build, variant=variant, rows=rows, threads=threads,
         gb_s=size_bytes / spent_s / 1e9, of_read=read_s / spent_s, pack_gb_s=pack_gb_s,
     )  # fmt: skip
 
@@ -211,38 +220,62 @@ class Ggml:
             for tokens in options.rows:
                 timed = shared(parts, lambda part, tokens=tokens: call(part, tokens))  # type: ignore[misc]
                 spent_s = best_s(timed, options.seconds, clock_for(threads))
-                found.append(row("ggml", ggml_type, tokens, threads, count * row_bytes, spent_s))
+                found.append(
+                    row("ggml", ggml_type, tokens, threads, count * row_bytes, spent_s, variant=self.variant)
+                )
         return found
 
 
-def wasm_rows(types: list[int], options: argparse.Namespace) -> list[Row]:
-    """Let node time the wasm kernels on the same shapes; nothing where there is no node."""
-    node, script = shutil.which("node"), ROOT / "bench" / "bench_kernel.mjs"
-    if node is None:
-        return []
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
+def wasm_rows(types: list[int], wanted: list[str], options: argparse.Namespace) -> list[Row]:
+    """Time the wasm kernels on the same shapes, wherever they can run; say what is left out."""
+    shape: Row = dict(
+        hidden_dim=HIDDEN_DIM, expert_dim=EXPERT_DIM, experts_a_call=EXPERTS_A_CALL, types=types,
+        pool_bytes=POOL_BYTES, seconds=options.seconds, rows=options.rows, threads=options.threads,
+    )  # fmt: skip
+    found: list[Row] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         for t in types:
-            (Path(folder) / str(t)).write_bytes(random_slice(Formula(HIDDEN_DIM, EXPERT_DIM, t, t, t), 0))
-        for name, build in WASM_BUILDS.items():
-            shape = dict(
-                hidden_dim=HIDDEN_DIM, expert_dim=EXPERT_DIM, experts_a_call=EXPERTS_A_CALL, types=types,
-                pool_bytes=POOL_BYTES // 2, seconds=options.seconds, rows=options.rows, folder=folder,
-                kernel=str(ROOT / "relay" / "_built" / f"kernel-{name}.wasm"),
-            )  # fmt: skip
-            done = subprocess.run([node, str(script), json.dumps(shape)], capture_output=True, text=True)
-            if done.returncode:
-                print(f"{build} left out: {done.stderr.strip().splitlines()[-1:]}")
+            (folder / str(t)).write_bytes(random_slice(Formula(HIDDEN_DIM, EXPERT_DIM, t, t, t), 0))
+        in_node = shape | {"kernels": kernel_files(), "folder": name}
+        foreign = {"builds": ["foreign"], "foreign": True}
+        runs: dict[str, Callable[[], list[Row]]] = {
+            "wasm-plain": lambda: node(in_node | {"builds": ["plain"]}),
+            "wasm-relaxed": lambda: better(node(in_node | {"builds": ["relaxed16", "relaxed32"]})),
+            "chromium": lambda: in_chromium("measure", shape | {"builds": None}, folder),
+            "llamacpp-wasm": lambda: node(
+                in_node | foreign | {"kernels": {"foreign": str(llama_cpp_wasm(options.llama_cpp))}}
+            ),
+        }
+        for build, run in runs.items():
+            if build not in wanted:
                 continue
-            found += [row(**{**one, "build": build, "threads": 1}) for one in json.loads(done.stdout)]
+            try:
+                found += [row(build=build, **one) for one in run()]
+            except LeftOut as exc:
+                print(f"{build} left out: {exc}")
     return found
 
 
+def better(rows: list[Row]) -> list[Row]:
+    """Of two variants of one build keep, for each format, the one that is faster for one row."""
+    best: dict[int, tuple[float, str]] = {}
+    for one in rows:
+        speed = one["size_bytes"] / one["spent_s"], one["variant"]
+        if (one["rows"], one["threads"]) == (rows[0]["rows"], rows[0]["threads"]):
+            best[one["ggml_type"]] = max(best.get(one["ggml_type"], (0.0, "")), speed)
+    return [one for one in rows if one["variant"] == best[one["ggml_type"]][1]]
+
+
 def with_ratios(rows: list[Row]) -> list[Row]:
-    """Add how each row compares with ggml's and with our native row of the same shape."""
-    speed = {(r["format"], r["build"].split("-")[0], r["rows"], r["threads"]): r["gb_s"] for r in rows}
+    """Add how each row compares with ggml's, our native and llama.cpp's wasm row of the same shape."""
+    speed: dict[tuple[Any, ...], float] = {}
     for r in rows:
-        for name, other in (("vs_ggml", "ggml"), ("vs_native", "native")):
+        speed.setdefault((r["format"], r["build"], r["rows"], r["threads"]), r["gb_s"])
+    for r in rows:
+        for name, other in (
+            ("vs_ggml", "ggml"), ("vs_native", "native"), ("vs_llamacpp_wasm", "llamacpp-wasm")
+        ):  # fmt: skip
             base = speed.get((r["format"], other, r["rows"], r["threads"]))
             r[name] = r["gb_s"] / base if base else 0.0
     return rows
@@ -273,7 +306,11 @@ def numbers(text: str) -> list[int]:
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--builds", default="native,ggml,wasm", help="native, ggml, wasm, or names of builds")
+    parser.add_argument(
+        "--builds", default="native,ggml,wasm",
+        help="native, ggml, wasm (all of them), wasm-plain, wasm-relaxed, chromium, llamacpp-wasm, start-up, "
+        "or names of native builds",
+    )  # fmt: skip
     parser.add_argument("--formats", default=",".join(f.name for f in FORMATS.values()))
     parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 32])
     parser.add_argument("--threads", type=numbers, default=[1, 2])
@@ -282,10 +319,16 @@ def main() -> None:
         "--ggml", type=Path, default=Path(os.environ.get("GGML_LIBRARIES", "/nonexistent")),
         help="folder of libggml-*.so (npm @node-llama-cpp/linux-x64, bins/linux-x64)",
     )  # fmt: skip
+    parser.add_argument(
+        "--llama-cpp", type=Path, default=Path(os.environ.get("LLAMA_CPP_SOURCES", "/nonexistent")),
+        help="folder of llama.cpp's sources, for its own wasm kernels",
+    )  # fmt: skip
     options = parser.parse_args()
     names = options.formats.split(",")
     types = [ggml_type for ggml_type, f in FORMATS.items() if f.name in names]
     wanted = options.builds.split(",")
+    if "wasm" in wanted:
+        wanted += [*WASM_BUILDS, "start-up"]
     ggml = Ggml(options.ggml) if "ggml" in wanted and options.ggml.is_dir() else None
     notes = [
         f"ggml: {ggml.variant}" if ggml else "no ggml column: not asked for, or its libraries were not found"
@@ -301,10 +344,12 @@ def main() -> None:
             except KernelFault as exc:
                 print(f"{build} left out: {exc}")
         rows += ggml.rows(ggml_type, options) if ggml else []
-    if "wasm" in wanted:
-        rows += wasm_rows(types, options)
+    rows += wasm_rows(types, wanted, options)
     title = f"Experts of {HIDDEN_DIM} x {EXPERT_DIM}, {POOL_BYTES >> 20} MiB of weights"
-    report(title, with_ratios(rows), options.json, notes)
+    if rows:
+        report(title, with_ratios(rows), options.json, notes)
+    if "start-up" in wanted and (starts := start_up_rows(5)):
+        report("Start-up of the kernel in a fresh thread", starts, notes=[START_UP_NOTE])
     report("One call from Python", demo_rows(), notes=["overhead_us: the same call with experts of 32 x 32"])
 
 

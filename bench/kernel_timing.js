@@ -1,0 +1,95 @@
+/** Time the wasm kernels with one and two workers; the same in a page and in node. bench_kernel.py starts it and prints the table. */
+import { KernelBuilds } from '../node-web/src/kernels/choose.js';
+import { proveAndTime } from '../node-web/src/work.js';
+import { ChosenKernel } from '../node-web/src/kernels/chosen.js';
+
+const FORMULA = { activation: 'silu', alpha: 0, limit: 0, weight_position: 'after', biased: false };
+
+/** A worker asked one thing at a time. */
+class Asked {
+  constructor(worker) {
+    this.worker = worker;
+  }
+
+  ask(message) {
+    return new Promise((resolve, reject) => {
+      this.worker.onmessage = ({ data }) => (data.error ? reject(new Error(data.error)) : resolve(data.ms));
+      this.worker.onerror = (event) => reject(new Error(event.message));
+      this.worker.postMessage(message);
+    });
+  }
+}
+
+/**
+ * @param {object} shape hidden_dim, expert_dim, experts_a_call, types, pool_bytes, seconds, rows, threads; `builds`: names, or null for
+ *   the one that the page would choose for each format; `foreign`: llama.cpp's kernels
+ * @param {() => Worker} spawn opens kernel_worker.js
+ * @param {(build: string) => Promise<WebAssembly.Module>} compile
+ * @param {(type: string) => Promise<ArrayBuffer|Uint8Array>} get the slice of a type
+ * @returns rows {ggml_type, variant, rows, threads, size_bytes, spent_s, read_s}
+ */
+export async function measure(shape, spawn, compile, get) {
+  const most = Math.max(...shape.threads);
+  const builds = new KernelBuilds(compile);
+  if (shape.builds === null) await builds.open();
+  const found = [];
+  for (const type of shape.types) {
+    const formula = { ...FORMULA, hidden_dim: shape.hidden_dim, expert_dim: shape.expert_dim, gate_type: type, up_type: type, down_type: type };
+    const slice = new Uint8Array(await get(String(type)));
+    const group = shape.experts_a_call;
+    const count = Math.max(1, Math.floor(shape.pool_bytes / slice.length / group / most)) * group * most;
+    for (const variant of shape.builds ?? [builds.choice(formula)]) {
+      const module = builds.modules.get(variant) ?? (await compile(variant));
+      const workers = Array.from({ length: most }, () => new Asked(spawn()));
+      try {
+        for (const [i, worker] of workers.entries()) {
+          await worker.ask({ type: 'open', module, foreign: shape.foreign });
+          await worker.ask({ type: 'fill', formula, slice, count: i === 0 ? count : count / most, group });
+        }
+        const readS = new Map();
+        for (const threads of shape.foreign ? [] : shape.threads) {
+          readS.set(threads, await bestS(workers.slice(0, threads), { type: 'read', count: count / threads }, shape.seconds));
+        }
+        for (const rows of shape.rows) {
+          for (const worker of workers) await worker.ask({ type: 'rows', numTokens: rows });
+          for (const threads of shape.threads) {
+            const spentS = await bestS(workers.slice(0, threads), { type: 'run', count: count / threads }, shape.seconds);
+            found.push({ ggml_type: type, variant, rows, threads, size_bytes: count * slice.length, spent_s: spentS, read_s: readS.get(threads) ?? 0 });
+          }
+        }
+      } finally {
+        for (const { worker } of workers) worker.terminate();
+      }
+    }
+  }
+  return found;
+}
+
+/** One worker is timed by itself, several by the clock on the wall around all of them. */
+async function bestS(workers, message, seconds) {
+  let best = Infinity;
+  const end = performance.now() + 1000 * seconds;
+  for (let run = 0; run < 2 || performance.now() < end; run++) {
+    const started = performance.now();
+    const [own] = await Promise.all(workers.map((worker) => worker.ask(message)));
+    best = Math.min(best, workers.length === 1 ? own : performance.now() - started);
+  }
+  return best / 1000;
+}
+
+/**
+ * Milliseconds until a fresh thread could make its offer: all builds compiled, one tested; its speed measured, tested again. Then
+ * what the first slice of a model waits for: its formats tested in every build, the fastest chosen.
+ */
+export async function startUp(compile) {
+  const started = performance.now();
+  const builds = new KernelBuilds(compile);
+  await builds.open();
+  const opened = performance.now();
+  const kernel = new ChosenKernel(builds);
+  await proveAndTime(kernel);
+  const proven = performance.now();
+  const formula = { ...FORMULA, hidden_dim: 512, expert_dim: 256, gate_type: 12, up_type: 12, down_type: 14 };
+  const build = builds.choice(formula);
+  return { load_ms: opened - started, prove_ms: proven - opened, first_format_ms: performance.now() - proven, build };
+}
