@@ -111,6 +111,13 @@ test('a kernel whose product is wrong in any one place is found', needsRelaxed, 
   assert.ok(found >= 6);
 });
 
+/** @param {KernelBuilds} builds */
+async function opened(builds) {
+  const first = await builds.open();
+  await builds.ready;
+  return first;
+}
+
 /** @param {(build: string) => Uint8Array} [code] */
 const buildsOf = (code = wasm) => new KernelBuilds(async (build) => WebAssembly.compile(/** @type {BufferSource} */ (code(build))));
 
@@ -125,7 +132,7 @@ const benign = (kernel, formula) => new Uint8Array(kernel.sliceBytes(formula)).f
 
 test('every format gets the build that computes it fastest, and the choice stands', async () => {
   const builds = buildsOf();
-  await builds.open();
+  await opened(builds);
   for (const type of new Set(GOLDEN.map(([, type]) => Number(type)))) {
     const build = builds.choice(formulaOf(type));
     const speeds = builds.speeds.get([type, type, type].join('/')) ?? new Map();
@@ -140,7 +147,7 @@ test('every format gets the build that computes it fastest, and the choice stand
 
 test('experts of different formats live in different builds, each call in one', needsRelaxed, async () => {
   const builds = buildsOf();
-  await builds.open();
+  await opened(builds);
   const kernel = new ChosenKernel(builds);
   const plain = await WasmKernel.load(wasm('plain'));
   builds.choices.set('8/8/8', 'plain').set('12/12/12', 'relaxed16');
@@ -152,7 +159,7 @@ test('experts of different formats live in different builds, each call in one', 
       rowExponents: new Int16Array(2), grid: 0, layerExponents: 60, counts: Uint16Array.of(1, 1),
       pickExpert: new Uint16Array(2), pickWeight: Float32Array.of(1, 0.5),
     };
-    const packed = kernel.pack(formula, slice);
+    const packed = kernel.packNow(formula, slice, false);
     assert.deepEqual(kernel.partial({ ...call, experts: [packed] }), plain.partial({ ...call, experts: [plain.pack(formula, slice)] }));
     kernel.free(packed);
     assert.throws(() => kernel.partial({ ...call, experts: [packed] }), (/** @type {any} */ error) => error.code === 'not_held');
@@ -162,16 +169,16 @@ test('experts of different formats live in different builds, each call in one', 
 
 test('a build that fails is out for good and the next one serves; with none left nothing is served', async () => {
   const builds = buildsOf();
-  const first = await builds.open();
+  const first = await opened(builds);
   /** @type {any[]} */
   const lost = [];
   const kernel = new ChosenKernel(builds, (experts) => lost.push(...experts));
   builds.choices.set('8/8/8', first);
-  const packed = kernel.pack(formulaOf(8), benign(builds.kernel(first), formulaOf(8)));
+  const packed = kernel.packNow(formulaOf(8), benign(builds.kernel(first), formulaOf(8)), false);
   builds.drop(kernel.build, 'wrong once');
   for (const build of BUILDS.slice(0, 2)) builds.drop(build, 'wrong once');
   if (first !== 'plain') {
-    const again = kernel.pack(formulaOf(8), benign(builds.kernel('plain'), formulaOf(8)));
+    const again = kernel.packNow(formulaOf(8), benign(builds.kernel('plain'), formulaOf(8)), false);
     assert.ok(again.sizeBytes > 0);
     assert.deepEqual(lost, [packed], 'what it held is lost, and said to be');
     assert.equal(packed.sizeBytes, 0);
@@ -198,13 +205,13 @@ test('a broken relaxed build falls back to plain', needsRelaxed, async () => {
 
 test('a build that turns wrong after warm-up is found by its test between two calls', needsRelaxed, async () => {
   const builds = buildsOf();
-  await builds.open();
+  await opened(builds);
   /** @type {any[]} */
   const lost = [];
   const kernel = new ChosenKernel(builds, (experts) => lost.push(...experts));
   builds.choices.set('8/8/8', 'relaxed32');
   const formula = formulaOf(8);
-  const packed = kernel.pack(formula, benign(builds.kernel('plain'), formula));
+  const packed = kernel.packNow(formula, benign(builds.kernel('plain'), formula), false);
   const call = {
     formula, numTokens: 1, x: new Uint8Array(1024), encoding: 0, rowExponents: new Int16Array(1), grid: 0, layerExponents: 60,
     counts: Uint16Array.of(1), experts: [packed], pickExpert: new Uint16Array(1), pickWeight: Float32Array.of(1),
@@ -244,6 +251,7 @@ test('the wrong relaxed product of the baseline compiler of node 20 is caught, t
     const read = (build) => readFileSync(new URL('relay/_built/kernel-' + build + '.wasm', '${ROOT}'));
     const builds = new KernelBuilds(async (build) => new WebAssembly.Module(read(build)));
     await builds.open();
+    await builds.ready;
     const left = [...builds.left()];
     console.log(JSON.stringify({ left, out: Object.fromEntries(builds.out) }));`;
   const run = (/** @type {string[]} */ ...flags) => JSON.parse(execFileSync(

@@ -59,6 +59,7 @@ async function open({ compile = onlyPlain, ...options } = {}) {
   const lost = [];
   const builds = new KernelBuilds(compile);
   await builds.open();
+  await builds.ready;
   const pool = await PoolKernel.open({
     builds, count: 3, onLost: (experts) => lost.push(...experts),
     spawn: () => {
@@ -158,6 +159,55 @@ test('a worker that dies loses its experts only, and another takes its place', a
   }
   assert.deepEqual(pool.members.map((member) => member.experts.size), [2, 2, 2]);
   assert.deepEqual(await pool.partial(callOf(experts, 9, 6)), one.partial(callOf(single, 9, 6)));
+});
+
+test('large experts are cut by rows over all workers, with the bytes of one kernel', async () => {
+  for (const count of [2, 3]) {
+    const { pool } = await open({ count, splitBytes: 1000 });
+    const one = await WasmKernel.load(wasm);
+    const slices = Array.from({ length: 5 }, (_, seed) => slice(seed));
+    const pooled = await Promise.all(slices.map((data) => pool.pack(FORMULA, data)));
+    const single = slices.map((data) => one.pack(FORMULA, data));
+    assert.deepEqual(pool.members.map((member) => member.experts.size), new Array(count).fill(5));
+    const whole = single.reduce((sum, { sizeBytes }) => sum + sizeBytes, 0);
+    const used = pool.members.map((member) => member.usedBytes);
+    assert.ok(used.every((bytes) => bytes < 0.65 * whole) && used.reduce((a, b) => a + b) < 1.5 * whole, `${used} of ${whole}`);
+    for (const [rows, topK, grid] of [[1, 1, 0], [1, 5, 1], [7, 3, 1], [40, 5, 0]]) {
+      assert.deepEqual(await pool.partial(callOf(pooled, rows, topK, grid)), one.partial(callOf(single, rows, topK, grid)));
+    }
+    await assert.rejects(pool.partial({ ...callOf(pooled, 2, 2), layerExponents: -100 }), refusedAs('grid_overflow'));
+    pool.free(pooled[0]);
+    await assert.rejects(pool.partial(callOf(pooled, 1, 5)), refusedAs('not_held'));
+    assert.deepEqual(await pool.partial(callOf(pooled.slice(1), 3, 4)), one.partial(callOf(single.slice(1), 3, 4)));
+  }
+});
+
+test('whole experts and experts cut by rows answer one call together', async () => {
+  const { pool } = await open({ count: 2 });
+  const one = await WasmKernel.load(wasm);
+  const slices = Array.from({ length: 4 }, (_, seed) => slice(seed));
+  const pooled = [];
+  for (const [at, data] of slices.entries()) {
+    pool.splitBytes = at % 2 ? 1000 : 1 << 30;
+    pooled.push(await pool.pack(FORMULA, data));
+  }
+  const single = slices.map((data) => one.pack(FORMULA, data));
+  for (const grid of [0, 1]) assert.deepEqual(await pool.partial(callOf(pooled, 6, 4, grid)), one.partial(callOf(single, 6, 4, grid)));
+});
+
+test('when a worker of a team dies its experts are lost, the other parts are freed, and all can be packed again', async () => {
+  const { pool, threads, lost } = await open({ count: 2, splitBytes: 1000 });
+  const slices = [0, 1, 2].map((seed) => slice(seed));
+  const experts = await Promise.all(slices.map((data) => pool.pack(FORMULA, data)));
+  threads[0].postMessage('die');
+  await assert.rejects(pool.partial(callOf(experts, 4, 3)), refusedAs('not_held'));
+  await until(() => pool.width === 2);
+  assert.deepEqual(new Set(lost), new Set(experts));
+  assert.deepEqual(pool.members.map((member) => member.usedBytes), [0, 0]);
+  assert.equal(threads[1].sent.filter((message) => message.type === 'free').length, 3);
+  const again = await Promise.all(slices.map((data) => pool.pack(FORMULA, data)));
+  const one = await WasmKernel.load(wasm);
+  assert.deepEqual(await pool.partial(callOf(again, 4, 3)), one.partial(callOf(slices.map((data) => one.pack(FORMULA, data)), 4, 3)));
 });
 
 test('a worker that says nothing is given up', async () => {

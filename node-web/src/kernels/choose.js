@@ -2,7 +2,7 @@
  * Choose among the builds of the wasm kernel, for each format: those this browser accepts, that pass the known-answer
  * tests, the fastest.
  *
- *   compile all, side by side -> test the core of one -> serve
+ *   compile all, side by side -> test the core of the first -> serve
  *   the first slice of a format -> test the format in every build, let them race a moment -> choose -> test again, warm
  *
  * Warm code is other code, so whoever keeps a kernel tests it again from time to time. A build that gave a wrong answer
@@ -42,15 +42,32 @@ export class KernelBuilds {
     this.modules = new Map();
     /** @type {Map<Build, WasmKernel>} those that passed their test */
     this.kernels = new Map();
+    /** Whether every build has come, or cannot. */
+    this.complete = false;
+    /** @type {Promise<void>} */
+    this.ready = Promise.resolve();
     /** @type {Map<string, Build>} weight formats -> the fastest build */
     this.choices = new Map();
     /** @type {Map<string, Map<Build, number>>} weight formats -> GB of weights per second, one row */
     this.speeds = new Map();
   }
 
-  /** Get all builds at once. @returns {Promise<Build>} the first that works; throws KernelFault when none does, Unreachable when none could be had */
+  /**
+   * Get all builds, side by side; `ready` tells when the last has come. A build that could not be had is asked for the next time.
+   * @returns {Promise<Build>} the first that works, as soon as it does; throws KernelFault when none does, Unreachable when none could be had
+   */
   async open() {
-    await Promise.all(BUILDS.filter((build) => !this.out.has(build) && !this.modules.has(build)).map((build) => this.get(build)));
+    /** @type {unknown} */
+    let away;
+    const coming = BUILDS.filter((build) => !this.out.has(build) && !this.modules.has(build)).map((build) =>
+      this.get(build).catch((error) => { away = error; }));
+    this.complete = coming.length === 0;
+    this.ready = Promise.all(coming).then(() => { this.complete = true; });
+    for (const come of coming) {
+      await come;
+      for (const build of this.left()) return build;
+    }
+    if (away !== undefined && this.left().next().done) throw away;
     return this.first();
   }
 
@@ -60,8 +77,8 @@ export class KernelBuilds {
     try {
       this.modules.set(build, await this.compile(build));
     } catch (error) {
-      if (!(error instanceof Unreachable)) return this.drop(build, messageOf(error));
-      if (build === 'plain') throw error; // the others are tried again the next time
+      if (error instanceof Unreachable) throw error;
+      this.drop(build, messageOf(error));
     }
   }
 

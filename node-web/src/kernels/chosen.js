@@ -39,10 +39,16 @@ export class ChosenKernel {
     this.build = `wasm-${this.builds.first()}`;
   }
 
-  /** @param {Formula} formula @param {Uint8Array} slice @returns {PackedExpert} */
-  pack(formula, slice) {
+  /** At once, unless some build is still on its way. @param {Formula} formula @param {Uint8Array} slice @param {boolean} [trial] @returns {PackedExpert|Promise<PackedExpert>} */
+  pack(formula, slice, trial = false) {
+    if (trial || this.builds.complete) return this.packNow(formula, slice, trial);
+    return this.builds.ready.then(() => this.packNow(formula, slice, false));
+  }
+
+  /** @param {Formula} formula @param {Uint8Array} slice @param {boolean} trial @returns {PackedExpert} */
+  packNow(formula, slice, trial) {
     for (;;) {
-      const build = this.builds.choice(formula);
+      const build = trial ? this.builds.first() : this.builds.choice(formula);
       this.sweep();
       const packed = this.guarded(build, () => this.builds.kernel(build).pack(formula, slice));
       if (packed === null) continue;

@@ -38,7 +38,8 @@ import { KernelFault, NodeError } from '../errors.js';
  * @property {string} build which kernel this is, as nodes announce it ("wasm-plain")
  * @property {number} usedBytes memory held by packed experts and working space
  * @property {() => void|Promise<void>} knownAnswerTest throws KernelFault when this device computes anything else than the contract
- * @property {(formula: Formula, slice: Uint8Array) => PackedExpert|Promise<PackedExpert>} pack gate, up, down as in the GGUF, rearranged; throws CallRefused or KernelMemoryFull
+ * @property {(formula: Formula, slice: Uint8Array, trial?: boolean) => PackedExpert|Promise<PackedExpert>} pack gate, up, down as in the GGUF,
+ *   rearranged; throws CallRefused or KernelMemoryFull; `trial`: not kept for long, so any build will do
  * @property {(expert: PackedExpert) => void} free give the memory of an expert back; twice is harmless
  * @property {(call: Call) => EncodedPartial|Promise<EncodedPartial>} partial the sums of a dispatch, encoded for the wire; throws CallRefused
  * @property {(data: Uint8Array) => string} sha256 lower-case hex

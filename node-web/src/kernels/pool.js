@@ -4,14 +4,19 @@
  * An expert lives in one worker. A dispatch is cut by expert: every worker computes the picks of the experts it holds,
  * and the partials are added here. They are integers, so it does not matter who computed what, nor in which order. New
  * experts go where the fewest bytes are: neighbours of a layer end up in different workers, so a dispatch finds them all.
+ * A large expert is cut by rows instead, and lives in a team of all workers: each computes some units of the hidden
+ * layer, then, from all of them, some channels of the output. That costs one more round of messages, and is worth it
+ * where even one expert takes longer than that.
  *
- * A worker that dies, or says nothing for too long, takes its experts with it and nothing else: its calls fail, a new
+ * A worker that dies, or says nothing for too long, takes what it holds with it and nothing else: its calls fail, a new
  * worker takes its place, and `onLost` names the experts, for whoever holds them to pack them again.
  */
 import { CallRefused, KernelFault } from '../errors.js';
 import { BuildFault, KernelMemoryFull, PackedExpert } from './kernel.js';
 
 const SILENT_MS = 20_000; // with work to do: the largest dispatch takes a slow phone less
+const SPLIT_BYTES = 8_000_000; // larger experts are cut by rows: over 1 ms of work against some 0.3 ms of messages
+const SPLIT_ROWS = 16; // EXPERT_SPLIT: bounds of rows are multiples of it
 const WARM_CALLS = 100; // then the engine has compiled the hot code anew, and it is tested again
 const MOST_DEATHS = 6; // then the device cannot carry so many workers; those that live go on
 
@@ -23,13 +28,30 @@ const MOST_DEATHS = 6; // then the device cannot carry so many workers; those th
 /** @typedef {{ postMessage(message: any, transfer?: any): void, terminate(): void, onmessage: any, onerror: any }} WorkerLike */
 /** @typedef {{ resolve: (result: any) => void, reject: (error: Error) => void, since: number }} Waiting */
 
-/** An expert of a pool: where it lives, beside what its worker calls it. */
+/** @typedef {import('./wasm.js').Rows} Rows */
+/** @typedef {{ member: Member, address: number, sizeBytes: number }} Part */
+
+/** An expert of a pool: the worker where it lives and what it is called there, or all of these for each member of a team. */
 class PooledExpert extends PackedExpert {
-  /** @param {Member} member @param {Build} build @param {number} address @param {number} sizeBytes */
-  constructor(member, build, address, sizeBytes) {
-    super(address, sizeBytes);
-    this.member = member;
+  /** @param {Member|Team} place @param {Build} build @param {Part[]} parts */
+  constructor(place, build, parts) {
+    super(parts[0].address, parts.reduce((sum, { sizeBytes }) => sum + sizeBytes, 0));
+    this.place = place;
     this.build = build;
+    this.parts = parts;
+    for (const { member, sizeBytes } of parts) {
+      member.experts.add(this);
+      member.usedBytes += sizeBytes;
+    }
+  }
+
+  /** It is no longer there. */
+  leave() {
+    for (const { member, sizeBytes } of this.parts) {
+      member.experts.delete(this);
+      member.usedBytes -= sizeBytes;
+    }
+    this.sizeBytes = 0;
   }
 }
 
@@ -84,6 +106,55 @@ class Member {
   }
 }
 
+/** Workers that share experts by rows. */
+class Team {
+  /** @param {Member[]} members */
+  constructor(members) {
+    this.members = members;
+  }
+
+  /** What each member holds of an expert. @param {Formula} formula @returns {Rows[]} */
+  rows({ hidden_dim, expert_dim }) {
+    const bounds = (/** @type {number} */ dim) => this.members.map((_, i) => Math.min(dim, Math.ceil((dim * i) / this.members.length / SPLIT_ROWS) * SPLIT_ROWS)).concat(dim);
+    const units = bounds(expert_dim);
+    const channels = bounds(hidden_dim);
+    return this.members.map((_, i) => [units[i], units[i + 1], channels[i], channels[i + 1]]);
+  }
+
+  /**
+   * Two steps in every member, h exchanged between them.
+   * @param {any} call cut for this team; its experts are the parts of each
+   * @param {import('./wasm.js').WasmKernel} encoder
+   * @returns {Promise<EncodedPartial>}
+   */
+  async partial(call, encoder) {
+    const rows = this.rows(call.formula);
+    const { hidden_dim: hiddenDim, expert_dim: expertDim } = call.formula;
+    const numPicks = call.pickExpert.length;
+    const own = this.members.map((_, i) => ({ ...call, experts: call.experts.map((/** @type {Part[]} */ parts) => ({ address: parts[i].address, sizeBytes: parts[i].sizeBytes })) }));
+    const halves = await Promise.all(this.members.map((member, i) => member.ask({ type: 'hidden', call: own[i], rows: rows[i] })));
+    const h = joined(halves, numPicks, rows.map(([first, end]) => [first, end]), new Float32Array(numPicks * expertDim));
+    const finish = (/** @type {Member} */ member, /** @type {number} */ i) => member.ask({ type: 'finish', call: { ...own[i], x: null }, rows: rows[i], h });
+    const parts = await Promise.all(this.members.map(finish));
+    const sums = joined(parts, call.numTokens, rows.map(([, , first, end]) => [first, end]), new BigInt64Array(call.numTokens * hiddenDim));
+    return encoder.encodePartial(sums, call.numTokens, hiddenDim, call.grid);
+  }
+}
+
+/**
+ * Put stretches of columns side by side.
+ * @template {Float32Array|BigInt64Array} T
+ * @param {T[]} stretches @param {number} numRows @param {number[][]} columns first and end of each @param {T} whole
+ */
+function joined(stretches, numRows, columns, whole) {
+  const width = whole.length / Math.max(numRows, 1);
+  for (const [i, stretch] of stretches.entries()) {
+    const [first, end] = columns[i];
+    for (let row = 0; row < numRows; row++) whole.set(/** @type {any} */ (stretch.subarray(row * (end - first), (row + 1) * (end - first))), row * width + first);
+  }
+  return whole;
+}
+
 /** Like `Kernel` (kernel.js), but what takes time gives promises. */
 export class PoolKernel {
   /**
@@ -94,10 +165,11 @@ export class PoolKernel {
    * @param {() => WorkerLike} options.spawn opens one pool-worker.js
    * @param {(experts: PackedExpert[], why: string) => void} [options.onLost]
    * @param {number} [options.silentMs]
+   * @param {number} [options.splitBytes] larger experts are cut by rows
    * @returns {Promise<PoolKernel>} once every worker has passed its known-answer test; throws KernelFault
    */
-  static async open({ builds, count, limitBytes, spawn, onLost = () => {}, silentMs = SILENT_MS }) {
-    const pool = new PoolKernel(builds, { limitBytes }, spawn, onLost, silentMs);
+  static async open({ builds, count, limitBytes, spawn, onLost = () => {}, silentMs = SILENT_MS, splitBytes = SPLIT_BYTES }) {
+    const pool = new PoolKernel(builds, { limitBytes }, spawn, onLost, { silentMs, splitBytes });
     try {
       await Promise.all(Array.from({ length: count }, () => pool.hire()));
     } catch (error) {
@@ -112,20 +184,22 @@ export class PoolKernel {
    * @param {{limitBytes?: number}} load
    * @param {() => WorkerLike} spawn
    * @param {(experts: PackedExpert[], why: string) => void} onLost
-   * @param {number} silentMs
+   * @param {{silentMs: number, splitBytes: number}} limits
    */
-  constructor(builds, load, spawn, onLost, silentMs) {
+  constructor(builds, load, spawn, onLost, { silentMs, splitBytes }) {
     this.builds = builds;
     this.load = load;
     this.spawn = spawn;
     this.onLost = onLost;
     this.silentMs = silentMs;
+    this.splitBytes = splitBytes;
     this.build = `wasm-${builds.first()}`;
     this.calls = 0;
     this.deaths = 0;
     this.closed = false;
     /** @type {Member[]} those that passed their test */
     this.members = [];
+    this.team = new Team([]);
     /** @type {Set<Member>} those that are loading */
     this.novices = new Set();
     /** @type {ReturnType<typeof setTimeout>|undefined} */
@@ -168,26 +242,39 @@ export class PoolKernel {
     this.#someone();
   }
 
-  /** @param {Formula} formula @param {Uint8Array} slice @returns {Promise<PackedExpert>} */
-  async pack(formula, slice) {
+  /** @param {Formula} formula @param {Uint8Array} slice @param {boolean} [trial] @returns {Promise<PackedExpert>} */
+  async pack(formula, slice, trial = false) {
+    if (!trial) await this.builds.ready;
     for (;;) {
-      const build = this.builds.choice(formula);
+      const build = trial ? this.builds.first() : this.builds.choice(formula);
       this.sweep();
-      const member = this.#someone();
-      const expected = slice.length;
-      member.usedBytes += expected; // at once: the next one is placed before this one is packed
-      try {
-        const { address, sizeBytes } = await member.ask({ type: 'pack', build, formula, slice });
-        member.usedBytes += sizeBytes - expected;
-        const expert = new PooledExpert(member, build, address, sizeBytes);
-        member.experts.add(expert);
+      const place = this.#place(slice.length);
+      const members = place instanceof Team ? place.members : [place];
+      const rows = place instanceof Team ? place.rows(formula) : [null];
+      const expected = slice.length / members.length;
+      for (const member of members) member.usedBytes += expected; // at once: the next one is placed before this one is packed
+      const message = { type: 'pack', build, module: this.builds.modules.get(build), formula, slice };
+      const packing = members.map((member, i) => member.ask({ ...message, rows: rows[i] }));
+      const packed = await Promise.allSettled(packing);
+      for (const member of members) if (!member.dead) member.usedBytes -= expected;
+      const parts = packed.flatMap((part, i) => (part.status === 'fulfilled' ? [{ member: members[i], ...part.value }] : []));
+      const failed = packed.find((part) => part.status === 'rejected');
+      if (failed === undefined && !members.some((member) => member.dead)) {
+        const expert = new PooledExpert(place, build, parts);
         this.sweep(); // the build may have fallen meanwhile
         return expert;
-      } catch (error) {
-        if (!member.dead) member.usedBytes -= expected;
-        this.condemn(error);
       }
+      for (const part of parts) this.#tellFree(part, build);
+      this.condemn(failed?.reason ?? new CallRefused('not_held', 'a worker of this node is gone'));
     }
+  }
+
+  /** Where an expert of this size goes. @param {number} sizeBytes @returns {Member|Team} */
+  #place(sizeBytes) {
+    if (sizeBytes <= this.splitBytes || this.members.length < 2) return this.#someone();
+    const { members } = this;
+    if (this.team.members.length !== members.length || this.team.members.some((member) => !members.includes(member))) this.team = new Team([...members]);
+    return this.team;
   }
 
   /** Who holds least. @returns {Member} */
@@ -205,27 +292,23 @@ export class PoolKernel {
 
   /** Experts in builds that are out are lost. */
   sweep() {
-    for (const member of this.members) {
-      const lost = [...member.experts].filter(({ build }) => this.builds.out.has(build));
-      if (lost.length === 0) continue;
-      const why = String(this.builds.out.get(lost[0].build));
-      for (const build of new Set(lost.map((expert) => expert.build))) member.worker.postMessage({ type: 'drop', build });
-      for (const expert of lost) {
-        member.usedBytes -= expert.sizeBytes;
-        member.experts.delete(expert);
-        expert.sizeBytes = 0;
-      }
-      this.onLost(lost, why);
-    }
+    const lost = [...new Set(this.members.flatMap((member) => [...member.experts]))].filter(({ build }) => this.builds.out.has(build));
+    if (lost.length === 0) return;
+    for (const member of this.members) for (const build of this.builds.out.keys()) member.worker.postMessage({ type: 'drop', build });
+    for (const expert of lost) expert.leave();
+    this.onLost(lost, String(this.builds.out.get(lost[0].build)));
   }
 
-  /** @param {PackedExpert} expert */
-  free(expert) {
-    const { member, build, address, sizeBytes } = /** @type {PooledExpert} */ (expert);
-    if (sizeBytes === 0) return;
-    expert.sizeBytes = 0;
-    member.usedBytes -= sizeBytes;
-    member.experts.delete(/** @type {PooledExpert} */ (expert));
+  /** @param {PackedExpert} packed */
+  free(packed) {
+    const expert = /** @type {PooledExpert} */ (packed);
+    if (expert.sizeBytes === 0) return;
+    expert.leave();
+    for (const part of expert.parts) this.#tellFree(part, expert.build);
+  }
+
+  /** @param {Part} part @param {Build} build */
+  #tellFree({ member, address, sizeBytes }, build) {
     if (!member.dead) member.worker.postMessage({ type: 'free', build, address, sizeBytes });
   }
 
@@ -235,7 +318,8 @@ export class PoolKernel {
     if (parts.length === 0) return this.adder.partial({ ...call, experts: [] });
     this.calls += 1;
     if (this.calls === WARM_CALLS) this.knownAnswerTest().catch(() => {}); // whoever packs what was lost learns it
-    const answers = await Promise.all(parts.map(([member, part]) => member.ask({ type: 'partial', call: part })));
+    const answers = await Promise.all(parts.map(([place, part]) =>
+      (place instanceof Team ? place.partial(part, this.adder) : place.ask({ type: 'partial', call: part }))));
     return answers.length === 1 ? answers[0] : this.adder.addPartials(answers, call.numTokens, call.formula.hidden_dim, call.grid);
   }
 
@@ -260,7 +344,7 @@ export class PoolKernel {
       const member = new Member(this, this.spawn());
       this.novices.add(member);
       try {
-        await member.ask({ type: 'load', ...this.load, modules: this.builds.modules, first });
+        await member.ask({ type: 'load', ...this.load, build: first, module: this.builds.modules.get(first) });
       } catch (error) {
         this.end(member, 'it failed to load');
         this.condemn(error);
@@ -278,6 +362,10 @@ export class PoolKernel {
   bury(member, why) {
     if (member.dead) return;
     const lost = [...member.experts];
+    for (const expert of lost) {
+      expert.leave();
+      for (const part of expert.parts) if (part.member !== member) this.#tellFree(part, expert.build);
+    }
     this.end(member, why);
     if (this.closed || !this.members.includes(member)) return; // a novice: hire() has failed already
     this.members = this.members.filter((other) => other !== member);
@@ -292,8 +380,7 @@ export class PoolKernel {
     member.worker.terminate();
     for (const { reject } of member.waiting.values()) reject(new CallRefused('not_held', `a worker of this node is gone: ${why}`));
     member.waiting.clear();
-    for (const expert of member.experts) expert.sizeBytes = 0;
-    member.experts.clear();
+    for (const expert of [...member.experts]) expert.leave();
     member.usedBytes = 0;
   }
 
@@ -310,16 +397,16 @@ export class PoolKernel {
   }
 }
 
-/** Cut a call by the workers that hold its experts; picks keep their rows. @param {Call} call @returns {[Member, any][]} */
+/** Cut a call by where its experts live; picks keep their rows. @param {Call} call @returns {[Member|Team, any][]} */
 function cut(call) {
   const experts = /** @type {PooledExpert[]} */ (call.experts);
   for (const { sizeBytes } of experts) if (sizeBytes === 0) throw new CallRefused('not_held', 'an expert of this call is gone');
-  const members = [...new Set(Array.from(call.pickExpert, (index) => experts[index]?.member))];
-  if (members.includes(/** @type {any} */ (undefined))) throw new CallRefused('bad_frame', 'a pick names an expert that was not passed');
+  const places = [...new Set(Array.from(call.pickExpert, (index) => experts[index]?.place))];
+  if (places.includes(/** @type {any} */ (undefined))) throw new CallRefused('bad_frame', 'a pick names an expert that was not passed');
   const { x } = call;
   const own = x.byteLength === x.buffer.byteLength ? x : x.slice(); // a view would take its whole buffer along
-  return members.map((member) => {
-    const mine = experts.map((expert, index) => ({ expert, index })).filter(({ expert }) => expert.member === member);
+  return places.map((place) => {
+    const mine = experts.map((expert, index) => ({ expert, index })).filter(({ expert }) => expert.place === place);
     const at = new Map(mine.map(({ index }, position) => [index, position]));
     const counts = new Uint16Array(call.numTokens);
     /** @type {number[]} */
@@ -335,11 +422,12 @@ function cut(call) {
         weights.push(call.pickWeight[pick]);
       }
     }
+    const one = (/** @type {Part} */ { address, sizeBytes }) => ({ address, sizeBytes });
     const part = {
       ...call, x: own, rowExponents: call.rowExponents.slice(), counts, pickExpert: Uint16Array.from(picks),
-      pickWeight: Float32Array.from(weights), experts: mine.map(({ expert: { address, sizeBytes } }) => ({ address, sizeBytes })),
-      build: mine[0].expert.build,
+      pickWeight: Float32Array.from(weights), build: mine[0].expert.build,
+      experts: mine.map(({ expert: { parts } }) => (place instanceof Team ? parts.map(one) : one(parts[0]))),
     };
-    return [member, part];
+    return [place, part];
   });
 }

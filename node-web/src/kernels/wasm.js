@@ -13,6 +13,7 @@ import { BuildFault, KernelMemoryFull, PackedExpert } from './kernel.js';
 /** @typedef {import('./kernel.js').Call} Call */
 /** @typedef {import('./kernel.js').EncodedPartial} EncodedPartial */
 /** @typedef {(...args: number[]) => number} CFunction */
+/** @typedef {readonly [number, number, number, number]} Rows  first and end unit of the hidden layer, first and end channel; multiples of 16 or the end */
 
 const ABI_VERSION = 1;
 const SELF_TEST_ROWS = [2, 7]; // together they have a tile of every size
@@ -21,6 +22,8 @@ const ACTIVATIONS = ['silu', 'gelu', 'relu', 'relu2', 'swiglu_oai', 'swiglu_clam
 const WEIGHT_POSITIONS = ['after', 'before']; // enum expert_weight_position
 const FORMULA_BYTES = 40;
 const CALL_WORDS = 18; // ExpertCall
+const ROWS_BYTES = 16; // ExpertRows
+const PIECE_BYTES = 1 << 20; // of a slice at once: no second copy of it is in this memory
 const MAX_MEMORY = 65536 * 65535; // 4 GiB less one page
 
 /** enum expert_error, as Failure codes and words */
@@ -153,16 +156,39 @@ export class WasmKernel {
 
   /** @param {Formula} formula @param {Uint8Array} slice @returns {PackedExpert} */
   pack(formula, slice) {
+    return this.packRows(formula, slice, null);
+  }
+
+  /** Keep these rows only, for hidden() and finish(); null is all. @param {Formula} formula @param {Uint8Array} slice @param {Rows|null} rows @returns {PackedExpert} */
+  packRows(formula, slice, rows) {
     this.prove(formula);
-    const [formulaAt, staging] = this.#reserve(FORMULA_BYTES, slice.length);
-    this.#putFormula(formulaAt, formula);
-    const size = check(this.#c.expert_packed_bytes(formulaAt), 'slice refused');
+    if (slice.length !== this.sliceBytes(formula)) check(-3, `slice of ${slice.length} bytes refused`);
+    let stagingBytes = PIECE_BYTES;
+    const [at, atRows] = this.#reserve(FORMULA_BYTES, ROWS_BYTES);
+    this.#putFormula(at, formula);
+    const size = check(this.#c.expert_part_bytes(at, this.#putRows(atRows, rows)), 'slice refused');
     const address = this.#take(size);
-    this.#bytes(staging, slice.length).set(slice);
-    const code = this.#c.expert_pack(formulaAt, staging, slice.length, address, size);
-    if (code) this.#heap.give(address, size);
-    check(code, `slice of ${slice.length} bytes refused`);
-    return new PackedExpert(address, size);
+    try {
+      for (let offset = 0, length = 0; ; ) {
+        const [formulaAt, rowsAt, pieceAt, staging] = this.#reserve(FORMULA_BYTES, ROWS_BYTES, 8, stagingBytes);
+        this.#putFormula(formulaAt, formula);
+        const part = this.#putRows(rowsAt, rows);
+        const piece = new Uint32Array(this.#heap.memory.buffer, pieceAt, 2);
+        piece.set([offset, length]);
+        check(this.#c.expert_next_piece(formulaAt, part, PIECE_BYTES, pieceAt), 'slice refused');
+        if (piece[1] === 0) return new PackedExpert(address, size);
+        if (piece[1] > stagingBytes) { // 16 rows may be more than a piece should be
+          stagingBytes = piece[1];
+          continue;
+        }
+        [offset, length] = piece;
+        this.#bytes(staging, length).set(slice.subarray(offset, offset + length));
+        check(this.#c.expert_pack_piece(formulaAt, part, pieceAt, staging, address, size), `slice of ${slice.length} bytes refused`);
+      }
+    } catch (error) {
+      this.#heap.give(address, size);
+      throw error;
+    }
   }
 
   /** @param {PackedExpert} expert */
@@ -183,6 +209,36 @@ export class WasmKernel {
   partial(call) {
     const sums = this.#compute(call);
     return this.#encode(sums, call.numTokens, call.formula.hidden_dim, call.grid, sums + call.numTokens * call.formula.hidden_dim * 8);
+  }
+
+  /**
+   * The first half of a call shared by rows: some units of h for every pick, from experts that hold these rows.
+   * @param {Call} call
+   * @param {Rows} rows
+   * @returns {Float32Array} [picks, end unit - first unit]
+   */
+  hidden(call, rows) {
+    const units = rows[1] - rows[0];
+    const count = call.pickExpert.length * units;
+    const [callAt, out, rowsAt] = this.#place(call, count * 4, ROWS_BYTES);
+    check(this.#c.expert_hidden(callAt, this.#putRows(rowsAt, rows), out, units), 'dispatch refused');
+    return new Float32Array(this.#heap.memory.buffer, out, count).slice();
+  }
+
+  /**
+   * The second half: some channels of the sums, from all of h. x is not read.
+   * @param {Call} call
+   * @param {Rows} rows
+   * @param {Float32Array} h [picks, expert_dim]
+   * @returns {BigInt64Array} [rows of x, end channel - first channel]
+   */
+  finish(call, rows, h) {
+    const channels = rows[3] - rows[2];
+    const count = call.numTokens * channels;
+    const [callAt, out, rowsAt, hAt] = this.#place({ ...call, x: null }, count * 8, ROWS_BYTES, h.byteLength);
+    new Float32Array(this.#heap.memory.buffer, hAt).set(h);
+    check(this.#c.expert_finish(callAt, this.#putRows(rowsAt, rows), hAt, call.formula.expert_dim, channels), 'dispatch refused');
+    return new BigInt64Array(this.#heap.memory.buffer, out, count).slice();
   }
 
   /** @param {BigInt64Array} sums @param {number} numTokens @param {number} hiddenDim @param {number} grid */
@@ -223,6 +279,19 @@ export class WasmKernel {
 
   /** Compute a dispatch; the sums stay in the working space, with room to encode them behind. @param {Call} call @returns {number} their address */
   #compute(call) {
+    const { numTokens, formula } = call;
+    const [callAt, sums] = this.#place(call, numTokens * formula.hidden_dim * 8 + encodedBytes(numTokens, formula.hidden_dim));
+    check(this.#c.expert_answer(callAt), `dispatch of ${numTokens} rows refused`);
+    return sums;
+  }
+
+  /**
+   * Lay a call out in the working space, its results and whatever else is wanted behind it.
+   * @param {Omit<Call, 'x'> & {x: Uint8Array|null}} call
+   * @param {...number} sizes of the results, where `sums` points, and of what else
+   * @returns {number[]} addresses: of the ExpertCall, and of each of the sizes
+   */
+  #place(call, ...sizes) {
     const { formula, numTokens, x, experts, pickExpert, pickWeight, rowExponents, counts } = call;
     const layer = typeof call.layerExponents === 'number' ? [call.layerExponents] : call.layerExponents;
     const layerSize = call.grid === 1 ? formula.hidden_dim : 1;
@@ -233,14 +302,13 @@ export class WasmKernel {
     const [formulaAt] = this.#reserve(FORMULA_BYTES);
     this.#putFormula(formulaAt, formula);
     const scratchBytes = check(this.#c.expert_scratch_bytes(formulaAt, numTokens, pickExpert.length, experts.length), 'dispatch refused');
-    const sumsBytes = numTokens * formula.hidden_dim * 8;
-    const [at, callAt, xAt, rowsAt, layerAt, countsAt, picksAt, weightsAt, expertsAt, scratch, sums] = this.#reserve(
-      FORMULA_BYTES, CALL_WORDS * 4, x.length, rowExponents.byteLength, layer.length * 4, counts.byteLength, pickExpert.byteLength,
-      pickWeight.byteLength, experts.length * 4, scratchBytes, sumsBytes + encodedBytes(numTokens, formula.hidden_dim),
+    const [at, callAt, xAt, rowsAt, layerAt, countsAt, picksAt, weightsAt, expertsAt, scratch, ...own] = this.#reserve(
+      FORMULA_BYTES, CALL_WORDS * 4, x?.length ?? 0, rowExponents.byteLength, layer.length * 4, counts.byteLength, pickExpert.byteLength,
+      pickWeight.byteLength, experts.length * 4, scratchBytes, ...sizes,
     );
     this.#putFormula(at, formula); // #reserve may have moved the working space
     const buffer = this.#heap.memory.buffer;
-    new Uint8Array(buffer, xAt).set(x);
+    if (x) new Uint8Array(buffer, xAt).set(x);
     new Int16Array(buffer, rowsAt).set(rowExponents);
     new Int32Array(buffer, layerAt, layer.length).set(layer);
     new Uint16Array(buffer, countsAt).set(counts);
@@ -248,11 +316,10 @@ export class WasmKernel {
     new Float32Array(buffer, weightsAt).set(pickWeight);
     new Uint32Array(buffer, expertsAt, experts.length).set(experts.map((expert) => expert.address));
     new Uint32Array(buffer, callAt, CALL_WORDS).set([
-      at, numTokens, pickExpert.length, experts.length, call.encoding, xAt, x.length, rowsAt, call.grid, layerAt, countsAt,
-      picksAt, weightsAt, expertsAt, scratch, scratchBytes, sums, 0,
+      at, numTokens, pickExpert.length, experts.length, call.encoding, x ? xAt : 0, x?.length ?? 0, rowsAt, call.grid, layerAt, countsAt,
+      picksAt, weightsAt, expertsAt, scratch, scratchBytes, own[0], 0,
     ]);
-    check(this.#c.expert_answer(callAt), `dispatch of ${numTokens} rows refused`);
-    return sums;
+    return [callAt, ...own];
   }
 
   /** @param {number} sums @param {number} numTokens @param {number} hiddenDim @param {number} grid @param {number} room @returns {EncodedPartial} */
@@ -298,6 +365,13 @@ export class WasmKernel {
   #text(at) {
     const bytes = new Uint8Array(this.#heap.memory.buffer, at);
     return String.fromCharCode(...bytes.subarray(0, bytes.indexOf(0)));
+  }
+
+  /** Write an ExpertRows; null is all. @param {number} at @param {Rows|null} rows @returns {number} where it is */
+  #putRows(at, rows) {
+    if (rows === null) return 0;
+    new Int32Array(this.#heap.memory.buffer, at, 4).set(rows);
+    return at;
   }
 
   /** Write an ExpertFormula. @param {number} at @param {Formula} formula */
