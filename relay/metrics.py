@@ -16,6 +16,9 @@ class Metrics:
         self.sessions_closed = Counter(
             "relay_sessions_closed", "Sessions that ended, by close code", ["code"], registry=self.registry
         )
+        self.sessions_resumed = Counter(
+            "relay_sessions_resumed", "Nodes that came back to their place", registry=self.registry
+        )
         self.frames = Counter(
             "relay_frames_forwarded", "Call frames passed on", ["type"], registry=self.registry
         )

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import random
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,9 @@ from relay.wire.sealing import NodeSealing, SealPolicy
 log = logging.getLogger(__name__)
 
 RATE_WINDOW_S = 10.0
+TICK_S = 1.0
+JUMP_S = 6.0  # a tick this late means that we did not run (a closed lid): no session survives that unnoticed
+CHECK_S = 3.0  # the relay's answer may take so long after this machine's network changed
 _SIGNALLING = (session.State.READY, session.State.DRAINING)
 # Weights one core streams in about half a millisecond. Computed on the loop, such a call is spared two thread
 # switches, which cost 0.2 ms on a busy machine with two cores.
@@ -141,6 +145,8 @@ class NodeClient:
         self._closed: asyncio.Event
         self._http: httpx.AsyncClient
         self._last_close = ""
+        self._resume_token: str | None = None
+        self._refusing = False  # the backbone we are paired with: then others shall get our share
         self._bytes_in = self._bytes_out = 0
         self._recent: deque[tuple[float, int]] = deque()  # (time, rows) of the last RATE_WINDOW_S
 
@@ -152,13 +158,30 @@ class NodeClient:
         async with httpx.AsyncClient(
             base_url=self.config.relay_url, timeout=FETCH_TIMEOUT_S, trust_env=False
         ) as self._http:
+            watch = asyncio.create_task(self._watch())
+            watch.add_done_callback(_log_failure)
             try:
                 self._tell(ev.Start())
                 await self._closed.wait()
                 await asyncio.sleep(0)  # let the last bytes leave
             finally:
+                watch.cancel()
                 self._stop()
         return self.machine.closed_reason or ""
+
+    async def _watch(self) -> None:
+        """Notice what no socket tells: that this machine slept, or has another address than the socket."""
+        looked, asked = _clock_that_never_sleeps(), None
+        while True:
+            await asyncio.sleep(TICK_S)
+            before, looked = looked, _clock_that_never_sleeps()
+            socket, talk = self._socket, self._session
+            if looked - before > JUMP_S:
+                self._tell(ev.Woke())
+            elif socket is not None and talk is not None and socket is not asked and socket.moved:
+                asked = socket  # once: if it lives all the same, it is not asked again
+                talk.check_alive(monotonic(), CHECK_S)
+                self._flush()
 
     def leave(self, reason: str) -> None:
         """Finish accepted calls, say Bye and end `run()`."""
@@ -241,7 +264,7 @@ class NodeClient:
                 self._session.send_offer(
                     Offer(
                         kernel=self._kernel.build,
-                        memory_bytes=self.config.memory_bytes,
+                        memory_bytes=0 if self._refusing else self.config.memory_bytes,
                         gb_per_s=self.machine.kernel.gb_per_s,
                         battery=None,
                         metered=False,
@@ -325,7 +348,12 @@ class NodeClient:
         identity = self._identity
         talk.send_hello(
             Hello(
-                "node", identity.id, identity.secret, agent=f"expert-node {self._kernel.build}", resume=resume
+                "node",
+                identity.id,
+                identity.secret,
+                agent=f"expert-node {self._kernel.build}",
+                resume=resume,
+                resume_token=self._resume_token,
             )
         )
         self._flush()
@@ -367,9 +395,10 @@ class NodeClient:
                     failure = Failure(code, str(event.error)[:500], "queue")
                     if self._session is not None and self._session.closed is None:
                         self._session.send_failure(event.peer, event.call_id, event.epoch, failure)
-                case messages.Welcome(stun=stun):
+                case messages.Welcome():
                     if self.config.links:
-                        self._links.welcomed(stun)
+                        self._links.welcomed(event.stun)
+                    self._resume_token = event.resume
                     self._last_close = ""
                     self._tell(ev.Welcomed())
                 case session.SealReceived(peer, epoch, messages.SealAnswer() as answer):
@@ -391,6 +420,9 @@ class NodeClient:
     def _sealed(self, assign: messages.Assign) -> messages.Assign:
         """Begin to seal with the backbone of an assignment; hold nothing for one that should and does not."""
         why = self._sealing.refusal(assign)
+        if (why is not None) != self._refusing:
+            self._refusing = why is not None
+            self._say(ev.SendOffer(tuple(sorted(self.machine.held))))
         if why is not None:
             if why != self._sealing.why:
                 log.error("nothing is served: %s", why)
@@ -609,6 +641,11 @@ def _call_of(received: session.DispatchReceived) -> ev.Call:
         experts=tuple(np.unique(dispatch.experts).tolist()),
         body=received,
     )
+
+
+def _clock_that_never_sleeps() -> float:
+    """Seconds; goes on while the machine is suspended, where it can tell."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.time()
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:

@@ -117,6 +117,23 @@ class ClientSocket(asyncio.Protocol):
         """What the network has not yet taken."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
+    @property
+    def moved(self) -> bool:
+        """Whether this machine would reach the other end from another address now, or not at all."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        here, there = (self._transport.get_extra_info(name) for name in ("sockname", "peername"))
+        if not here or not there:
+            return False
+        with sockets.socket(
+            sockets.AF_INET6 if ":" in there[0] else sockets.AF_INET, sockets.SOCK_DGRAM
+        ) as s:
+            try:
+                s.connect(there)  # sends nothing, asks for the route
+            except OSError:
+                return True
+            return bool(s.getsockname()[0] != here[0])
+
     def send(self, data: bytes) -> None:
         """Hand one binary message to the network; nothing is written once the socket closes."""
         if self._protocol.state is not State.OPEN:

@@ -19,6 +19,7 @@ import { answer, proveAndTime, refusal } from './work.js';
 const TIMES_KEPT = 101; // the median of so many last calls is shown
 const ABNORMAL = 1006; // RFC 6455 §7.1.5
 const STALL_MS = 30_000; // without a byte; the relay itself waits 10 s for the backbone
+const CHECK_S = 3; // the relay's answer may take so long after the network changed
 const IDLE_S = 0.02; // after so long without a call nothing has piled up
 /** @type {import('./wire/sealing.js').SealPolicy} */
 const NO_SEAL = { identity: null, why: 'sealing is switched off here' };
@@ -126,6 +127,9 @@ export class NodeClient {
     /** Calls that came on a link: where their answer goes. @type {Map<string, import('./links.js').Link>} */
     this.callWays = new Map();
     this.lastClose = '';
+    /** What the last Welcome gave us to come back with. @type {string|undefined} */
+    this.resumeToken = undefined;
+    this.refusing = false; // the backbone we are paired with: then others shall get our share
     this.lastFault = '';
     this.bytesIn = 0;
     this.bytesOut = 0;
@@ -157,6 +161,12 @@ export class NodeClient {
   /** The page runs again after it did not for a while. */
   wake() {
     this.tell({ type: 'Woke' });
+  }
+
+  /** The device's network may be another: is the session alive? */
+  checkAlive() {
+    this.session?.checkAlive(this.clock(), CHECK_S);
+    this.flush();
   }
 
   /** @param {{battery: number|null, metered: boolean}} power */
@@ -255,7 +265,7 @@ export class NodeClient {
   offer(held) {
     this.live()?.sendOffer({
       kernel: this.kernel?.build ?? '',
-      memoryBytes: this.options.memoryBytes,
+      memoryBytes: this.refusing ? 0 : this.options.memoryBytes,
       gbPerS: this.machine.kernel?.gbPerS ?? 0,
       battery: this.power.battery,
       metered: this.power.metered,
@@ -317,7 +327,7 @@ export class NodeClient {
     const transport = this.options.connect({
       onOpen: () => {
         if (session !== this.session) return;
-        session.sendHello({ role: 'node', id: identity.id, secret: identity.secret, token: null, agent, resume });
+        session.sendHello({ role: 'node', id: identity.id, secret: identity.secret, token: null, agent, resume, resumeToken: this.resumeToken });
         this.flush();
       },
       onMessage: (data) => passage.incoming(data),
@@ -351,6 +361,7 @@ export class NodeClient {
         }
         case 'Welcome':
           this.relay = event.relay;
+          this.resumeToken = event.resume;
           this.lastClose = '';
           this.tell({ type: 'Welcomed' });
           break;
@@ -401,6 +412,10 @@ export class NodeClient {
       return;
     }
     const looked = sealing.refusal(assign).then((why) => {
+      if ((why !== null) !== this.refusing) {
+        this.refusing = why !== null;
+        this.offer([...this.machine.held].sort());
+      }
       if (why === null) {
         begin();
         take(assign);

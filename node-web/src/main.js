@@ -161,6 +161,9 @@ addEventListener('pagehide', () => {
 document.addEventListener('freeze', () => tell({ type: 'sleep', reason: 'page frozen' }));
 for (const sign of ['pageshow', 'online']) addEventListener(sign, () => tell({ type: 'look' }));
 document.addEventListener('resume', () => tell({ type: 'look' }));
+// Wi-Fi to cellular: the old socket may look open for minutes. Not every browser tells by the second sign.
+addEventListener('online', () => tell({ type: 'network' }));
+/** @type {any} */ (navigator).connection?.addEventListener?.('change', () => tell({ type: 'network' }));
 document.addEventListener('visibilitychange', () => {
   if (document.visibilityState !== 'visible') return;
   tell({ type: 'look' });

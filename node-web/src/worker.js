@@ -1,7 +1,7 @@
 /**
  * The page's worker: socket, kernel and heartbeats live here, where a hidden tab's timers are not slowed down.
  *
- * In:  {type: 'start', settings} · {type: 'pause', paused} · {type: 'leave'} · {type: 'sleep', reason} · {type: 'look'}
+ * In:  {type: 'start', settings} · {type: 'pause', paused} · {type: 'leave'} · {type: 'sleep', reason} · {type: 'look'} · {type: 'network'}
  *      {type: 'power', power} · {type: 'forget'}
  * Out: {type: 'status', status} · {type: 'forgotten'} · {type: 'rtc', offer: {sdp, stun, port}}
  */

@@ -267,15 +267,30 @@ test('node gives up on a relay that does not answer', () => {
   assert.equal(session.closed?.code, CloseCode.TIMEOUT);
 });
 
-test('relay that misses two pings is dead, one that answers is measured', () => {
+test('silence is noticed within two beats, and a relay that answers is measured', () => {
   const answered = ready();
   answered.handleTimer(110);
   answered.dataToSend();
   answered.receiveData(control({ type: 'Pong', t: 110_000 }), 110.05);
   assert.ok(Math.abs(/** @type {number} */ (answered.rttMs) - 50) < 1e-6);
   const silent = ready();
-  for (let i = 0; i < 3; i++) silent.handleTimer(/** @type {number} */ (silent.nextTimer()));
-  assert.equal(silent.closed?.reason, 'nothing heard for 30.0 s, 2 pings');
+  for (let i = 0; i < 2; i++) silent.handleTimer(/** @type {number} */ (silent.nextTimer()));
+  assert.equal(silent.closed?.reason, 'nothing heard for 20.0 s');
+});
+
+test('a session asked whether it lives is given up sooner, or goes on', () => {
+  for (const answered of [false, true]) {
+    const session = ready();
+    session.checkAlive(103, 3);
+    assert.equal(session.dataToSend().length, 1);
+    if (answered) session.receiveData(control({ type: 'Pong', t: 103_000 }), 103.1);
+    assert.equal(session.nextTimer(), 106);
+    session.handleTimer(106);
+    assert.equal(session.closed === null, answered);
+  }
+  const stranger = new NodeSession(100);
+  stranger.checkAlive(103, 3);
+  assert.equal(stranger.dataToSend().length, 0);
 });
 
 test('calls still flow while draining', () => {

@@ -30,6 +30,7 @@ class Connection:
         "on_lost",
         "on_message",
         "outbox",
+        "resume_token",
         "session",
         "session_token",
         "slow",
@@ -48,6 +49,7 @@ class Connection:
         self.session = session
         self.outbox = outbox
         self.session_token = ""
+        self.resume_token = ""
         self.on_message = on_message
         self.on_lost = on_lost
         self.blocked: asyncio.Task[None] | None = (

@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from relay import __version__
 from relay.config import Config
@@ -48,7 +48,18 @@ log = logging.getLogger(__name__)
 SETTLE_DELAY_S = 0.02  # changes within it are settled together: a swarm that reconnects is one change
 TICK_S = 0.25
 
+# Ends after which a node may be back in a moment: the network's, and those that we noticed before it did.
+BROKEN = frozenset({1005, 1006, int(CloseCode.TIMEOUT), int(CloseCode.REPLACED)})
+
 _GONE = "this peer is not connected, or not paired with the sender"
+
+
+class Away(NamedTuple):
+    """A node whose session broke: who may have its place, and until when it is kept."""
+
+    secret: str
+    resume: str
+    until: float
 
 
 class Hub:
@@ -68,6 +79,7 @@ class Hub:
         self._connections: dict[int, Connection] = {}
         self._by_id: dict[str, Connection] = {}  # greeted ones
         self._by_session_token: dict[str, Connection] = {}
+        self._away: dict[str, Away] = {}  # by id
         self._paths: dict[int, dict[int, tuple[PathState, float]]] = {}  # backbone -> node -> said, when
         self._sealed: dict[int, bool] = {}  # node -> whether the last frame for it came sealed
         self._next_handle = 1
@@ -134,6 +146,7 @@ class Hub:
             case Hello():
                 self._greet(connection, event)
             case Offer():
+                self._away.pop(self._id(connection), None)  # it takes its place
                 self.pool.offer(handle, self._id(connection), event)
             case SliceReady():
                 self.pool.slices_ready(handle, event)
@@ -164,6 +177,14 @@ class Hub:
                 self._end(connection, CloseCode.AUTH, "this id is in use and the secret is another")
                 return
             self._end(ghost, CloseCode.REPLACED, "a newer session of the same id")
+        away = self._away.get(hello.id)
+        if away is not None and not _equal(hello.secret, away.secret):
+            self._end(connection, CloseCode.AUTH, "this id is in use and the secret is another")
+            return
+        resumed = away is not None and _equal(hello.resume_token or "", away.resume)
+        if resumed:
+            self._metrics.sessions_resumed.inc()
+        connection.resume_token = secrets.token_hex(16)
         connection.session_token = secrets.token_hex(16)
         self._by_id[hello.id] = connection
         self._by_session_token[connection.session_token] = connection
@@ -175,6 +196,8 @@ class Hub:
                 self.config.ping_interval_s,
                 MAX_FRAME_BYTES,
                 self.stun,
+                connection.resume_token,
+                resumed,
             ),
             monotonic(),
         )
@@ -289,7 +312,13 @@ class Hub:
         self._paths.pop(connection.handle, None)
         self._sealed.pop(connection.handle, None)
         is_backbone = connection.handle in self.pool.backbones
-        self.pool.remove(connection.handle)
+        end = connection.session.closed
+        broken = end is not None and end.code in BROKEN and self.config.resume_s > 0
+        if hello is not None and broken and self.pool.park(connection.handle):
+            until = monotonic() + self.config.resume_s
+            self._away[hello.id] = Away(hello.secret, connection.resume_token, until)
+        else:
+            self.pool.remove(connection.handle)
         if is_backbone:
             self.on_backbones_changed()
         if self.pool.unsettled:
@@ -340,12 +369,21 @@ class Hub:
         while True:
             await asyncio.sleep(min(TICK_S, self.config.ping_interval_s / 4))
             self.count()
+            self._expire(monotonic())
             for connection in list(self._connections.values()):
                 try:
                     self._tick(connection, monotonic())
                 except Exception:  # one session's trouble must not stop everybody's clock
                     log.exception("session %d", connection.handle)
                     self._end(connection, CloseCode.GOING_AWAY, "an error in the relay")
+
+    def _expire(self, now: float) -> None:
+        """Give the places of nodes that did not come back to others."""
+        for node_id in [node_id for node_id, away in self._away.items() if now >= away.until]:
+            del self._away[node_id]
+            self.pool.expire(node_id)
+        if self.pool.unsettled:
+            self._settle_soon()
 
     def _tick(self, connection: Connection, now: float) -> None:
         session = connection.session
@@ -384,6 +422,7 @@ class Hub:
             "draining": self.draining,
             "sessions": len(connections),
             "open_calls": len(self.calls),
+            "away": [node_id[:8] for node_id in self._away],
             "nodes": [
                 {
                     "peer": node.handle,

@@ -4,6 +4,9 @@ Keep who is here and say what each must be told: pure, driven by the sessions' e
 Changes only mark the pool as unsettled; `settle()` works out pairing and placement once for all of them and
 returns the messages that differ from what was told last. Everything is rebuilt from what peers say when they
 connect, so a restarted relay needs no memory.
+
+A node whose session broke may be back in a moment. Until then its place is kept: it is not called, and its
+slices are not given to others, so that a phone that changes networks costs nobody a download.
 """
 
 from collections.abc import Iterable
@@ -26,11 +29,12 @@ class Told:
 class Pool:
     """All nodes and backbones of this relay."""
 
-    __slots__ = ("_epoch", "_peers_changed", "_placement_changed", "backbones", "nodes")
+    __slots__ = ("_epoch", "_peers_changed", "_placement_changed", "away", "backbones", "nodes")
 
     def __init__(self, first_epoch: int = 1) -> None:
         self.nodes: dict[int, NodeRecord] = {}
         self.backbones: dict[int, BackboneRecord] = {}
+        self.away: dict[str, NodeRecord] = {}  # by node id: their sessions broke, their places are kept
         self._epoch = first_epoch
         self._placement_changed = False
         self._peers_changed = False
@@ -46,7 +50,9 @@ class Pool:
         """A node said what it gives, for the first time or again."""
         node = self.nodes.get(handle)
         if node is None:
-            self.nodes[handle] = NodeRecord(handle, node_id, offer, frozenset(offer.inventory))
+            made = self.nodes[handle] = NodeRecord(handle, node_id, offer, frozenset(offer.inventory))
+            if (back := self.away.pop(node_id, None)) is not None:
+                made.former, made.desired = back.former, back.desired
         else:
             node.offer, node.inventory = offer, frozenset(offer.inventory)
         self._placement_changed = True
@@ -75,6 +81,25 @@ class Pool:
         if old is not None:
             self._unpair(old.nodes)
         self._placement_changed = True
+
+    def park(self, handle: int) -> bool:
+        """A node's session broke: keep its place if it has one. The caller ends that with `expire`."""
+        node = self.nodes.get(handle)
+        if node is None or node.backbone is None:
+            return False
+        del self.nodes[handle]
+        backbone = self.backbones[node.backbone]
+        backbone.nodes.discard(handle)
+        node.former = backbone.backbone_id
+        node.backbone, node.epoch, node.ready = None, 0, frozenset()
+        self.away[node.node_id] = node
+        self._peers_changed = True
+        return True
+
+    def expire(self, node_id: str) -> None:
+        """A node that was away did not come back."""
+        if self.away.pop(node_id, None) is not None:
+            self._placement_changed = True
 
     def remove(self, handle: int) -> None:
         """A peer is gone."""
@@ -133,11 +158,11 @@ class Pool:
     def _pair(self) -> None:
         """Pair nodes and backbones; identities, not handles, decide, so that a reconnect changes nothing."""
         by_id = {record.backbone_id: record for record in self.backbones.values()}
-        nodes = {node.node_id: node for node in self.nodes.values()}
+        nodes = self.away | {node.node_id: node for node in self.nodes.values()}
         candidates = [
             Candidate(
                 node_id,
-                self.backbones[node.backbone].backbone_id if node.backbone is not None else None,
+                self.backbones[node.backbone].backbone_id if node.backbone is not None else node.former,
                 {bid: len(node.inventory & b.catalogue.units.keys()) for bid, b in by_id.items()},
             )
             for node_id, node in nodes.items()
@@ -145,6 +170,9 @@ class Pool:
         pairs = pair(candidates, {bid: record.catalogue.size_bytes for bid, record in by_id.items()})
         for node_id, backbone_id in pairs.items():
             node, backbone = nodes[node_id], by_id[backbone_id]
+            if node_id in self.away:
+                node.former = backbone_id
+                continue
             if node.backbone == backbone.handle:
                 continue
             if node.backbone is not None:
@@ -158,6 +186,7 @@ class Pool:
         """Place the model on the backbone's nodes; a node is told when its set changed."""
         catalogue = backbone.catalogue
         nodes = [self.nodes[handle] for handle in sorted(backbone.nodes)]
+        nodes += [node for node in self.away.values() if node.former == backbone.backbone_id]
         rooms = [
             # what a node is fetching counts as held: a newcomer must not turn its fetches around
             Room(node.node_id, node.offer.memory_bytes, catalogue.held(node.inventory) | node.desired)
@@ -166,6 +195,9 @@ class Pool:
         placement = place(catalogue.need, rooms)
         for node in nodes:
             desired = frozenset(placement[node.node_id].tolist())
+            if node.node_id in self.away:
+                node.desired = desired
+                continue
             if node.told is not None and node.told.epoch == node.epoch and desired == node.desired:
                 continue
             node.desired = desired

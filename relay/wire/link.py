@@ -26,7 +26,8 @@ from relay.wire.frames import CALL_TYPES, Frame, FrameType, Header
 from relay.wire.messages import ControlMessage, Failure, LinkHello, LinkProof
 from relay.wire.session import CallEvent, Closed, Session, State, Table, Way, read_call
 
-BEAT_S = 2.0  # between two pings; two that are not answered end the link
+BEAT_S = 2.0  # between two pings
+MISSED_PINGS = 2  # unanswered ones that end the link; a machine may be busy for a beat of 2 s
 LINK_PATH = "/v1/link"
 
 _S, _R = Way.SEND, Way.RECEIVE
@@ -104,7 +105,7 @@ class LinkSession(Session):
         known: LinkKey | None = None,
         find: Callable[[str], LinkKey | None] = lambda link: None,
     ) -> None:
-        super().__init__(link_table(role, opens=known is not None), now, BEAT_S)
+        super().__init__(link_table(role, opens=known is not None), now, BEAT_S, MISSED_PINGS)
         self.link = link
         self.known = known
         self._find = find

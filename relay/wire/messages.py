@@ -115,7 +115,11 @@ class Json:
 
 @dataclass(frozen=True, slots=True)
 class Hello(Json):
-    """Say who connects. `id` names the peer, `secret` proves that a reconnect is the same one."""
+    """
+    Say who connects. `id` names the peer, `secret` proves that a reconnect is the same one.
+
+    `resume_token` is what the Welcome of the last session said: the place of that one is asked for.
+    """
 
     TYPE = FrameType.HELLO
     role: Literal["node", "backbone"]
@@ -124,6 +128,7 @@ class Hello(Json):
     token: str | None = None
     agent: str = ""
     resume: bool = False
+    resume_token: str | None = None
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
@@ -134,6 +139,7 @@ class Hello(Json):
             token=fields.text("token", 200) if fields.raw("token") is not None else None,
             agent=fields.text("agent", 200),
             resume=fields.boolean("resume"),
+            resume_token=fields.hex("resume_token", SESSION_CHARS) if fields.has("resume_token") else None,
         )
 
     def to_json(self) -> JsonObject:
@@ -144,12 +150,16 @@ class Hello(Json):
             "token": self.token,
             "agent": self.agent,
             "resume": self.resume,
-        }
+        } | _given(resume_token=self.resume_token)
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome(Json):
-    """Accept a Hello. `session` is the bearer token of this session's HTTP requests."""
+    """
+    Accept a Hello. `session` is the bearer token of this session's HTTP requests.
+
+    `resume`: token for the next Hello, should this session break. `resumed`: the last one's place was kept.
+    """
 
     TYPE = FrameType.WELCOME
     session: str
@@ -157,6 +167,8 @@ class Welcome(Json):
     ping_interval_s: float
     max_frame_bytes: int
     stun: str | None = None  # host:port of the relay's STUN server
+    resume: str | None = None
+    resumed: bool = False
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
@@ -166,6 +178,8 @@ class Welcome(Json):
             ping_interval_s=fields.number("ping_interval_s", 0.01, MAX_SECONDS),
             max_frame_bytes=fields.integer("max_frame_bytes", 1, _U32),
             stun=fields.text("stun", MAX_URL_CHARS) if fields.has("stun") else None,
+            resume=fields.hex("resume", SESSION_CHARS) if fields.has("resume") else None,
+            resumed=fields.boolean("resumed") if fields.has("resumed") else False,
         )
 
     def to_json(self) -> JsonObject:
@@ -174,7 +188,7 @@ class Welcome(Json):
             "relay": self.relay,
             "ping_interval_s": self.ping_interval_s,
             "max_frame_bytes": self.max_frame_bytes,
-        } | _given(stun=self.stun)
+        } | _given(stun=self.stun, resume=self.resume, resumed=self.resumed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,9 @@ from relay.wire.messages import (
 
 HELLO_TIMEOUT_S = 10.0
 PING_INTERVAL_S = 10.0
-MISSED_PINGS = 2  # so many unanswered in a row and the peer is dead
+# So many unanswered for a whole beat and the peer is dead: who vanishes without a word, a phone that changed
+# networks or a tab that was frozen, is noticed within two beats.
+MISSED_PINGS = 1
 
 
 class State(StrEnum):
@@ -268,6 +270,7 @@ class Session:
         "_hello_deadline",
         "_last_heard",
         "_missed",
+        "_missed_pings",
         "_next_ping",
         "_outbox",
         "_table",
@@ -277,7 +280,13 @@ class Session:
         "state",
     )
 
-    def __init__(self, table: Table, now: float, ping_interval_s: float = PING_INTERVAL_S) -> None:
+    def __init__(
+        self,
+        table: Table,
+        now: float,
+        ping_interval_s: float = PING_INTERVAL_S,
+        missed_pings: int = MISSED_PINGS,
+    ) -> None:
         self.state = State.START
         self.closed: Closed | None = None
         self.ping_interval_s = ping_interval_s
@@ -289,6 +298,7 @@ class Session:
         self._last_heard = now
         self._next_ping: float | None = None
         self._missed = 0
+        self._missed_pings = missed_pings
 
     # -- what came in
 
@@ -346,13 +356,19 @@ class Session:
         if self._hello_deadline is not None and now >= self._hello_deadline:
             self.close(CloseCode.TIMEOUT, f"no greeting within {HELLO_TIMEOUT_S:g} s")
         elif self._next_ping is not None and now >= self._next_ping:
-            if self._missed >= MISSED_PINGS:
-                silence_s = now - self._last_heard
-                self.close(CloseCode.TIMEOUT, f"nothing heard for {silence_s:.1f} s, {self._missed} pings")
+            if self._missed >= self._missed_pings:
+                self.close(CloseCode.TIMEOUT, f"nothing heard for {now - self._last_heard:.1f} s")
                 return
             self._missed += 1  # until something is heard
             self._send(Ping(now * 1000.0))
             self._next_ping = now + self.ping_interval_s
+
+    def check_alive(self, now: float, patience_s: float) -> None:
+        """Ask for a sign of life now and wait so long for it: this machine's network is another now."""
+        if self._next_ping is not None and self.state is not State.CLOSED:
+            self._missed = self._missed_pings
+            self._send(Ping(now * 1000.0))
+            self._next_ping = now + min(patience_s, self.ping_interval_s)
 
     # -- shared parts
 

@@ -47,7 +47,10 @@ class FakeRelay:
         self.slices = slices if slices is not None else {}
         self.served: Counter[str] = Counter()
         self.heard: asyncio.Queue[Heard] = asyncio.Queue()
+        self.files: dict[str, bytes] = {}  # scripts of a test, beside or instead of the page's own
+        self.page_headers: dict[str, str] = {}  # with every file of the page
         self.on_slice: Callable[[str], bytes | int | None] = lambda slice_id: None
+        self.deaf = False  # to what comes on the connection that is open now
         self.session: RelaySession | None = None
         self.connection: ServerConnection | None = None
         self._server: Server
@@ -116,7 +119,7 @@ class FakeRelay:
         if request.path.startswith("/v1/session"):
             return None
         if not request.path.startswith("/slices/"):
-            return _page(request.path.partition("?")[0])
+            return self._page(request.path.partition("?")[0])
         slice_id = request.path.removeprefix("/slices/")
         self.served[slice_id] += 1
         found = self.on_slice(slice_id)
@@ -125,11 +128,30 @@ class FakeRelay:
         body, status = (b"no", found) if isinstance(found, int) else (found, 200)
         return _response(status, body, {"Content-Type": "application/octet-stream"})
 
+    def _page(self, path: str) -> Response:
+        """A file of the test or the page, or a kernel, as it stands in the checkout."""
+        base = ROOT / ("relay/_built" if path.startswith("/kernels/") else "node-web")
+        file = (base / path.removeprefix("/kernels/").lstrip("/")) if path != "/" else base / "index.html"
+        body = self.files.get(path)
+        if body is None:
+            if not file.is_file() or base not in file.resolve().parents:
+                return _response(404, b"no such file", {"Content-Type": "text/plain"})
+            body = file.read_bytes()
+        headers = {
+            "Content-Type": MIME[file.suffix],
+            "Content-Security-Policy": CSP,
+            "Cache-Control": "no-cache",
+        }
+        return _response(200, body, headers | self.page_headers)
+
     async def _serve(self, connection: ServerConnection) -> None:
         self.connection = connection
+        self.deaf = False
         session = self.session = RelaySession(monotonic())
         try:
             async for data in connection:
+                if self.deaf:
+                    continue
                 session.receive_data(data, monotonic())
                 for event in session.events():
                     match event:
@@ -147,16 +169,6 @@ class FakeRelay:
         except ConnectionClosed:
             pass
         self.heard.put_nowait(Closed(connection.close_code or 1006, connection.close_reason or "", True))
-
-
-def _page(path: str) -> Response:
-    """A file of the page or a kernel, as it stands in the checkout."""
-    base = ROOT / ("relay/_built" if path.startswith("/kernels/") else "node-web")
-    file = (base / path.removeprefix("/kernels/").lstrip("/")) if path != "/" else base / "index.html"
-    if not file.is_file() or base not in file.resolve().parents:
-        return _response(404, b"no such file", {"Content-Type": "text/plain"})
-    headers = {"Content-Type": MIME[file.suffix], "Content-Security-Policy": CSP, "Cache-Control": "no-cache"}
-    return _response(200, file.read_bytes(), headers)
 
 
 def _response(status: int, body: bytes, headers: dict[str, str]) -> Response:

@@ -155,6 +155,56 @@ def test_reconnect_with_the_same_secret_replaces_the_ghost_at_once() -> None:
     run(test)
 
 
+def test_node_whose_connection_broke_comes_back_to_its_place_by_token() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Backbone(relay) as backbone:
+            await backbone.register()
+            lost, other = await serving(relay, 1), await serving(relay, 2)
+            await backbone.nodes(2)
+            other.seen.clear()
+            token = relay.hub._by_id[lost.hello.id].resume_token
+            await lost.stop()
+            await backbone.nodes(1)
+            assert relay.hub.status()["away"] == [lost.hello.id[:8]]
+            async with Node(relay, 1, secret="f" * 32) as thief:
+                assert (await closed(thief)).code == CloseCode.AUTH
+            async with Node(relay, 1, resume=True, resume_token=token) as again:
+                welcome = await again.expect(Welcome)
+                assert welcome.resumed and welcome.resume not in (None, token)
+                again.seen.append(welcome)
+                await again.offer()
+                await again.serve()
+                assert again.assign.layers == lost.assign.layers and again.assign.epoch != lost.assign.epoch
+                await backbone.nodes(2)
+                assert not [event for event in other.seen if isinstance(event, Assign)], "nothing moved"
+                assert relay.hub.status()["away"] == []
+            await other.stop()
+
+    run(test)
+
+
+def test_place_is_kept_for_a_time_and_not_for_who_says_goodbye() -> None:
+    async def test() -> None:
+        config = replace(CONFIG, resume_s=0.2)
+        async with RelayServer(config) as relay, Backbone(relay) as backbone:
+            await backbone.register()
+            leaves, breaks = await serving(relay, 1), await serving(relay, 2)
+            await backbone.nodes(2)
+            leaves.session.send_bye("tab closed")
+            await leaves.flush()
+            await backbone.nodes(1)
+            assert relay.hub.status()["away"] == []
+            await breaks.stop()
+            await backbone.nodes(0)
+            assert relay.hub.status()["away"] == [breaks.hello.id[:8]]
+            while relay.hub.status()["away"]:
+                await asyncio.sleep(0.02)
+            assert not relay.hub.pool.away
+            await leaves.stop()
+
+    run(test)
+
+
 def test_ghost_learns_that_it_was_replaced() -> None:
     async def test() -> None:
         async with RelayServer(CONFIG) as relay, Node(relay) as ghost:

@@ -108,6 +108,11 @@ CONTROL: list[tuple[str, Any]] = [
             )
         ),
     ),
+    ("a node comes back", Hello("node", ID, SECRET, None, "page/0.1", True, "44" * 16)),
+    (
+        "its place was kept",
+        Welcome("33" * 16, "relay/0.1.0", 10.0, 16777248, resume="55" * 16, resumed=True),
+    ),
     (
         "a phone that seals offers",
         Offer("wasm-plain", 1 << 30, 3.5, 0.5, True, "phone", (), ("webrtc",), seal=HASH_A),

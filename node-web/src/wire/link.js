@@ -11,9 +11,10 @@ import { CloseCode } from './close.js';
 import { FrameTooLarge, RemoteProtocolError } from './errors.js';
 import { decodeFrame, encodeFrame, FrameType, isCall, MAX_FRAME_BYTES, typeName } from './frames.js';
 import { fromPayload, toPayload } from './messages.js';
-import { HELLO_TIMEOUT_S, MISSED_PINGS, readCall } from './session.js';
+import { HELLO_TIMEOUT_S, readCall } from './session.js';
 
-export const BEAT_S = 2; // between two pings; two that are not answered end the link
+export const BEAT_S = 2; // between two pings
+const MISSED_PINGS = 2; // unanswered ones that end the link; a device may be busy for a beat of 2 s
 
 /**
  * @typedef {{peer: number, epoch: number, key: Uint8Array}} LinkKey

@@ -54,9 +54,9 @@ const FAILURE_PHASES = /** @type {const} */ (['queue', 'send', 'compute', 'retur
  *
  * @typedef {{x32: number, x16: number[]|null}} LayerGrid
  * @typedef {{type: 'Hello', role: 'node'|'backbone', id: string, secret: string, token: string|null, agent: string,
- *   resume: boolean}} Hello
+ *   resume: boolean, resumeToken?: string}} Hello
  * @typedef {{type: 'Welcome', session: string, relay: string, pingIntervalS: number, maxFrameBytes: number,
- *   stun?: string}} Welcome
+ *   stun?: string, resume?: string, resumed?: boolean}} Welcome  resume: token for the next Hello
  * @typedef {{type: 'Offer', kernel: string, memoryBytes: number, gbPerS: number, battery: number|null,
  *   metered: boolean, name: string, inventory: string[], lanes?: string[], listen?: string, seal?: string}} Offer
  * @typedef {{layer: number, formula: Formula, grid: LayerGrid, slices: string[], sliceBytes: number}} ManifestLayer
@@ -141,14 +141,22 @@ export function fromPayload(type, payload) {
 function toJson(m) {
   switch (m.type) {
     case 'Hello':
-      return { role: m.role, id: m.id, secret: m.secret, token: m.token, agent: m.agent, resume: m.resume };
+      return {
+        role: m.role,
+        id: m.id,
+        secret: m.secret,
+        token: m.token,
+        agent: m.agent,
+        resume: m.resume,
+        ...given({ resume_token: m.resumeToken }),
+      };
     case 'Welcome':
       return {
         session: m.session,
         relay: m.relay,
         ping_interval_s: m.pingIntervalS,
         max_frame_bytes: m.maxFrameBytes,
-        ...given({ stun: m.stun }),
+        ...given({ stun: m.stun, resume: m.resume, resumed: m.resumed }),
       };
     case 'Offer':
       return {
@@ -255,6 +263,7 @@ const READERS = new Map([
     token: f.raw('token') === null ? null : f.text('token', 200),
     agent: f.text('agent', 200),
     resume: f.boolean('resume'),
+    ...given({ resumeToken: f.has('resume_token') ? f.hex('resume_token', ID_CHARS) : undefined }),
   })),
   reader('Welcome', (f) => ({
     type: 'Welcome',
@@ -262,7 +271,11 @@ const READERS = new Map([
     relay: f.text('relay', 200),
     pingIntervalS: f.number('ping_interval_s', 0.01, MAX_SECONDS),
     maxFrameBytes: f.integer('max_frame_bytes', 1, U32),
-    ...given({ stun: f.has('stun') ? f.text('stun', MAX_URL_CHARS) : undefined }),
+    ...given({
+      stun: f.has('stun') ? f.text('stun', MAX_URL_CHARS) : undefined,
+      resume: f.has('resume') ? f.hex('resume', ID_CHARS) : undefined,
+      resumed: f.has('resumed') && f.boolean('resumed'),
+    }),
   })),
   reader('Offer', (f) => ({
     type: 'Offer',

@@ -17,7 +17,7 @@ import { fromPayload, MESSAGE_TYPES, toPayload } from './messages.js';
 
 export const HELLO_TIMEOUT_S = 10;
 export const PING_INTERVAL_S = 10;
-export const MISSED_PINGS = 2; // so many unanswered in a row and the relay is dead
+export const MISSED_PINGS = 1; // unanswered for a whole beat: silence is noticed within two beats
 
 /** @typedef {'start'|'greeting'|'open'|'ready'|'draining'|'closed'} State */
 
@@ -261,14 +261,25 @@ export class NodeSession {
       this.close(CloseCode.TIMEOUT, `no greeting within ${HELLO_TIMEOUT_S} s`);
     } else if (this._nextPing !== null && now >= this._nextPing) {
       if (this._missed >= MISSED_PINGS) {
-        const silence = (now - this._lastHeard).toFixed(1);
-        this.close(CloseCode.TIMEOUT, `nothing heard for ${silence} s, ${this._missed} pings`);
+        this.close(CloseCode.TIMEOUT, `nothing heard for ${(now - this._lastHeard).toFixed(1)} s`);
         return;
       }
       this._missed += 1; // until something is heard
       this._send({ type: 'Ping', t: now * 1000 });
       this._nextPing = now + this.pingIntervalS;
     }
+  }
+
+  /**
+   * Ask for a sign of life now and wait so long for it: this device's network is another than before.
+   * @param {number} now
+   * @param {number} patienceS
+   */
+  checkAlive(now, patienceS) {
+    if (this._nextPing === null || this.state === 'closed') return;
+    this._missed = MISSED_PINGS;
+    this._send({ type: 'Ping', t: now * 1000 });
+    this._nextPing = now + Math.min(patienceS, this.pingIntervalS);
   }
 
   // -- inside

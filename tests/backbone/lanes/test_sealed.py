@@ -186,11 +186,13 @@ async def test_without_that_both_are_asked_and_each_is_shown_as_it_is(tmp_path: 
 @pytest.mark.parametrize("ours", [SEALS, OPEN], ids=["of another key", "that does not seal"])
 async def test_node_with_a_pinned_key_does_not_work_for_a_backbone(tmp_path: Path, ours: SealPolicy) -> None:
     pinned = SealPolicy(fresh_identity(), backbone="1234-5678-9abc-def0-1234")
-    async with swarm(tmp_path, ours, pinned) as (_, _, backbone, (client,)):
+    async with swarm(tmp_path, ours, pinned) as (_, relay, backbone, (client,)):
         while client.status().seal != "refused":
             await asyncio.sleep(0.01)
         assert "not the pinned 1234-5678" in client.status().seal_why
         assert client.status().experts == 0 and not backbone.nodes and not backbone.delivered
+        async with running_node(ClientConfig(relay.url, 1 << 24, "other"), KERNEL):
+            await backbone.until_covered(1)  # its share is another's
 
 
 async def test_node_with_the_right_pin_serves(tmp_path: Path) -> None:

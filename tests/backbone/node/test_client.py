@@ -239,3 +239,57 @@ async def test_large_call_is_computed_in_a_thread_while_the_loop_goes_on() -> No
         await relay.dispatch(3, big)
         frame = await relay.hear_call()
         assert np.array_equal(partial_of(frame).sums(), MODEL.answer(KERNEL, big))
+
+
+async def test_node_whose_address_changed_asks_at_once_and_comes_back_when_nothing_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("TICK_S", 0.05), ("CHECK_S", 0.3)):
+        monkeypatch.setattr(f"backbone.node.client.{name}", value)
+    async with FakeRelay(MODEL.by_id) as relay, node(relay) as client:
+        await serving(relay)
+        relay.deaf = True
+        monkeypatch.setattr("backbone.node.socket.ClientSocket.moved", True)
+        started = asyncio.get_running_loop().time()
+        hello = await relay.hear(messages.Hello)
+        assert hello.resume and asyncio.get_running_loop().time() - started < 2
+        assert client.machine.counters.sessions == 1
+
+
+async def test_node_that_did_not_run_for_a_while_comes_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backbone.node.client.TICK_S", 0.05)
+    slept = 0.0
+    monkeypatch.setattr("backbone.node.client._clock_that_never_sleeps", lambda: slept)
+    async with FakeRelay(MODEL.by_id) as relay, node(relay):
+        await serving(relay)
+        await asyncio.sleep(0.1)
+        slept = 3600.0
+        assert (await relay.hear(messages.Hello)).resume
+        offer = await serving(relay, epoch=2)
+        assert set(offer.inventory) == set(MODEL.by_id)
+        assert max(relay.served.values()) == 1, "nothing is fetched again"
+
+
+async def test_socket_knows_that_its_address_is_no_longer_ours() -> None:
+    async with FakeRelay(MODEL.by_id) as relay, node(relay) as client:
+        await serving(relay)
+        socket = client._socket
+        assert socket is not None and not socket.moved
+        real = socket._transport
+        socket._transport = Elsewhere(real)  # type: ignore[assignment]
+        assert socket.moved
+        socket._transport = real
+
+
+class Elsewhere:
+    """A transport whose socket has an address that this machine does not have."""
+
+    def __init__(self, real: asyncio.Transport | None) -> None:
+        assert real is not None
+        self._real = real
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        return ("192.0.2.9", 1) if name == "sockname" else self._real.get_extra_info(name)

@@ -170,3 +170,78 @@ def test_backbone_that_registers_another_model_has_its_nodes_assigned_anew() -> 
     pool.register(1, "b1", register("bb"))
     again = assigns(pool.settle())[2]
     assert again.model == "bb".ljust(64, "0") and again.epoch != first.epoch
+
+
+def halves(pool: Pool) -> dict[int, Assign]:
+    """Two nodes that hold a half each, ready."""
+    pool.register(1, "b1", register())
+    pool.offer(2, "n1", offer(20))
+    pool.offer(3, "n2", offer(40))
+    told = assigns(pool.settle())
+    for handle, assign in told.items():
+        pool.slices_ready(handle, ready(assign))
+    pool.settle()
+    return told
+
+
+def test_node_whose_session_broke_keeps_its_place_and_costs_nobody_a_download() -> None:
+    pool = Pool()
+    before = halves(pool)
+    assert pool.park(2)
+    told = pool.settle()
+    assert assigns(told) == {}, "the other one is left in peace"
+    assert [node.peer for node in peers(told)[1].nodes] == [3], "and is the only one to be asked"
+    inventory = tuple(i for layer in before[2].layers for i in layer.experts.values())
+    pool.offer(7, "n1", offer(20, inventory))
+    again = assigns(pool.settle())
+    assert set(again) == {7} and held(again[7]) == held(before[2])
+    assert again[7].epoch != before[2].epoch, "frames of the former session are fenced off"
+    assert not pool.away
+
+
+def test_place_of_a_node_that_does_not_come_back_goes_to_others() -> None:
+    pool = Pool()
+    pool.register(1, "b1", register())
+    pool.offer(2, "n1", offer(20))
+    first = assigns(pool.settle())
+    pool.park(2)
+    pool.offer(3, "n2", offer(20))
+    second = assigns(pool.settle())
+    assert held(first[2]) | held(second[3]) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    pool.expire("n1")
+    pool.expire("n1")
+    pool.offer(4, "n3", offer(20))
+    third = assigns(pool.settle())
+    assert held(second[3]) | held(third[4]) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
+def test_node_that_was_never_given_anything_has_no_place_to_keep() -> None:
+    pool = Pool()
+    pool.offer(2, "n1", offer())
+    assert not pool.park(2) and not pool.park(99)
+
+
+def test_node_that_is_away_while_its_backbone_leaves_comes_back_to_another() -> None:
+    pool = Pool()
+    halves(pool)
+    pool.park(2)
+    pool.remove(1)
+    pool.settle()
+    pool.register(8, "b2", register("bb"))
+    pool.offer(7, "n1", offer(20))
+    told = assigns(pool.settle())
+    assert told[7].peer == told[3].peer == 8
+
+
+def test_node_that_is_away_counts_for_its_backbone_when_nodes_are_shared_out() -> None:
+    pool = Pool()
+    pool.register(1, "b1", register("aa"))
+    pool.register(2, "b2", register("bb"))
+    for handle, node in ((3, "n1"), (4, "n2")):
+        pool.offer(handle, node, offer())
+    first = {handle: assign.peer for handle, assign in assigns(pool.settle()).items()}
+    assert set(first.values()) == {1, 2}
+    pool.park(3)
+    assert assigns(pool.settle()) == {}
+    pool.offer(9, "n1", offer())
+    assert {h: a.peer for h, a in assigns(pool.settle()).items()} == {9: first[3]}

@@ -281,15 +281,41 @@ def test_ping_is_answered_and_measured() -> None:
     assert pair.relay.events() == pair.client.events() == []
 
 
-def test_peer_that_misses_two_pings_is_dead() -> None:
+def test_silence_is_noticed_within_two_beats() -> None:
     pair = SessionPair().ready()
-    for _ in range(2):
-        pair.relay.handle_timer(pair.relay.next_timer() or 0.0)
-        assert pair.relay.closed is None and len(pair.relay.data_to_send()) == 1
+    cut = pair.now
     pair.relay.handle_timer(pair.relay.next_timer() or 0.0)
+    assert pair.relay.closed is None and len(pair.relay.data_to_send()) == 1
+    pair.now = pair.relay.next_timer() or 0.0
+    pair.relay.handle_timer(pair.now)
     (closed,) = pair.relay.events()
     assert isinstance(closed, Closed)
-    assert (closed.code, closed.reason) == (CloseCode.TIMEOUT, "nothing heard for 30.0 s, 2 pings")
+    assert (closed.code, closed.reason) == (CloseCode.TIMEOUT, "nothing heard for 20.0 s")
+    assert pair.now - cut <= 2 * PING_INTERVAL_S
+
+
+def test_a_session_asked_whether_it_lives_is_given_up_sooner_or_goes_on() -> None:
+    for answered in (False, True):
+        pair = SessionPair().ready()
+        pair.client.check_alive(pair.now, 3.0)
+        (ping,) = pair.client.data_to_send()
+        if answered:
+            pair.relay.receive_data(ping, pair.now)
+            (pong,) = pair.relay.data_to_send()
+            pair.client.receive_data(pong, pair.now + 0.1)
+        assert pair.client.next_timer() == pair.now + 3.0
+        pair.client.handle_timer(pair.now + 3.0)
+        assert (pair.client.closed is None) is answered
+
+
+def test_who_is_not_welcomed_or_is_gone_is_not_asked() -> None:
+    pair = SessionPair()
+    pair.client.check_alive(pair.now, 3.0)
+    assert pair.client.data_to_send() == []
+    pair.ready()
+    pair.client.receive_close(1006)
+    pair.client.check_alive(pair.now, 3.0)
+    assert pair.client.data_to_send() == []
 
 
 def test_any_frame_is_a_sign_of_life() -> None:
