@@ -170,6 +170,7 @@ addEventListener('message', ({ data }) => {
     case 'leave': client?.leave('the owner left'); break;
     case 'sleep': client?.sleep(data.reason); break;
     case 'look': look(); break;
+    case 'network': client?.checkAlive(); break;
     case 'power': client?.setPower(data.power); break;
     case 'forget':
       openStore().then((store) => new Keeper(store, 0).clear()).finally(() => postMessage({ type: 'forgotten' }));
