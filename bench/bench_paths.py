@@ -1,263 +1,281 @@
 """
 Time a message there and back over each lane, as a multiple of the propagation delay.
 
-In network namespaces (e2e/natlab: Linux, root, nftables): relay, node and backbone in boxes of their own,
+In network namespaces (e2e/natlab: Linux, root, nftables): relay, far end and backbone in boxes of their own,
 half of the delay on either leg, so that the way through the relay is as long as the direct one. A real relay,
-a real `expert-node`, and the backbone's own lanes; the messages are probes, so nothing is computed. `tcp` is
-an echo over a bare TCP connection with the same socket options: the floor of this machine on this day.
+a real `expert-node` or a real page in a headless Chromium, and the backbone's own lanes; see paths_ends.py.
+
+rtt_ms is what the lines are told; the ratios divide by path_ms, what a ping through them takes in the same
+run at the median. warm: one message after the other; idle: each lane after 0.5 s without a word; first: the
+first on a new session or link. `tcp` and `quic` (aioquic, cubic) are echoes of whole messages by a few lines
+of Python with nothing else around, for comparison: the floor of this machine on this day.
+
+Sockets are tuned by the programs; the boxes as `relay doctor` and `backbone doctor` prescribe (no slow start
+after idle, initial windows of 80 segments), the far end's box too unless --far-defaults: a phone has no
+doctor. All programs run at real-time priority, as if nothing else ran on the machine, and their memory is
+kept from being taken away by the host of a virtual machine (keep_mapped.py).
 """
 
-import argparse
-import asyncio
+import contextlib
 import json
-import secrets
-import socket
+import os
+import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from tempfile import TemporaryDirectory
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]  # both: the laboratory is of the tests
 
+from keep_mapped import kept  # noqa: E402
+from paths_ends import RELAY_PORT, TOKEN  # noqa: E402
 from table import Row, arguments, report  # noqa: E402
 
-from backbone.lanes.chooser import LaneChooser, Opener  # noqa: E402
-from backbone.lanes.openers import DIRECT, DirectOpener  # noqa: E402
-from backbone.lanes.relayed import LaneHandlers, RelayedLane  # noqa: E402
-from backbone.lanes.webrtc import WEBRTC, WebRtcOpener, native  # noqa: E402
-from backbone.model.gguf import open_model  # noqa: E402
-from backbone.model.random_model import Shape, make_random_moe  # noqa: E402
-from backbone.model.slices import LayerGrid, build_manifest, slice_hashes  # noqa: E402
-from backbone.node.socket import connected, tune  # noqa: E402
-from e2e.natlab.lab import RELAY, RELAY_2, Lab, Leg, why_not  # noqa: E402
-from relay.nat.paths import RELAYED, SIZES_KB, PathPolicy  # noqa: E402
-from relay.wire.fields import Fields  # noqa: E402
-from relay.wire.manifest import Manifest  # noqa: E402
-from relay.wire.messages import Hello, Peers, Register  # noqa: E402
+from e2e.natlab.lab import RELAY, RELAY_2, SIDES, Lab, Leg, why_not  # noqa: E402
+from relay.nat.paths import SIZES_KB  # noqa: E402
 
-TOKEN = "bench-paths-token"
-PORT, NODE_PORT, TCP_PORT = 8765, 9000, 9001
-NODE_ADDRESS = "10.2.0.2"
-WARM, IDLE, FIRST = 24, 8, 4
-IDLE_S = 0.5
-NEVER_S = 1e6
-WAIT_S = 30.0
-
-type Ask = Callable[[int], Awaitable[float | None]]
+NODE_PORT = 9000
+RTTS_MS, LOSSES_PCT, PEERS = (30.0, 80.0, 100.0), (0.0, 1.0), ("python", "chromium")
+LANES = ("tcp", "relayed", "direct", "webrtc", "quic")
+STATES = ("warm", "idle", "first")
+MESSAGES = {"warm": 16, "idle": 6, "first": 2}
+QUICK = {"warm": 8, "idle": 3, "first": 1}
+BULK_MB, BULK_RTT_MS, BULK_RATE_MBIT = 20, 30.0, 100.0
+ENDS = Path(__file__).with_name("paths_ends.py")
+REAL_TIME = ("chrt", "--rr", "5")
 
 
-# --- the backbone's end, run inside a box
-
-
-async def ends(relay_url: str, node_host: str, folder: Path, rtt_ms: float) -> list[Row]:
-    """Measure from where the backbone stands."""
-    model = open_model(make_random_moe(folder / "model.gguf", Shape(num_layers=1, num_experts=4, top_k=2)))
-    hashes = slice_hashes(model, folder)
-    manifest = build_manifest(model, hashes, {layer: LayerGrid(8, None) for layer in model.layers})
-    places = {
-        slice_id: (layer, expert) for layer, ids in hashes.items() for expert, slice_id in enumerate(ids)
-    }
-    found = Peers(())
-
-    def peers(latest: Peers) -> None:
-        nonlocal found
-        found = latest
-        chooser.peers_changed(latest)
-
-    handlers = LaneHandlers(
-        peers,
-        lambda answer: None,
-        lambda why: None,
-        lambda slice_id: model.slice_bytes(*places[slice_id]),
-        lambda echo: chooser.echo_received(echo),
-        lambda signal: chooser.signal_received(signal),
-    )
-    register = Register("bench", Manifest.from_fields(Fields("Manifest", manifest.to_json())))
-    hello = Hello("backbone", secrets.token_hex(16), secrets.token_hex(16), TOKEN)
-    relayed = RelayedLane(relay_url, hello, register, handlers)
-    openers: dict[str, Opener] = {DIRECT: DirectOpener(relay_url, None)}
-    if native() is not None:
-        openers[WEBRTC] = WebRtcOpener(lambda: relayed.stun)
-    # No races: they would run beside what is measured.
-    policy = PathPolicy(probes=0, retry_s=NEVER_S, retry_max_s=NEVER_S)
-    chooser = LaneChooser(relayed, openers, lambda answer: None, policy=policy)
-    running = asyncio.create_task(relayed.run())
-    try:
-        await until(lambda: bool(found.nodes) and any(n.experts for n in found.nodes), "the node")
-        lanes = chooser._peers[found.nodes[0].peer]
-        await until(lambda: len(opened(lanes)) == len(openers), f"links {sorted(openers)}")
-        rows = await measure("tcp", rtt_ms, await tcp(node_host), lambda: tcp(node_host))
-        for lane in (RELAYED, *openers):
-
-            async def ask(size_kb: int, lane: str = lane) -> float | None:
-                return await chooser._probe(lanes, lane, size_kb)
-
-            async def anew(lane: str = lane, ask: Ask = ask) -> Ask:
-                link = lanes.attempts[lane].link
-                assert link is not None
-                chooser.link_closed(link, "for a first message")
-                chooser._open(lanes, lane)
-                await until(lambda: lane in opened(lanes), lane)
-                return ask
-
-            rows += await measure(lane, rtt_ms, ask, None if lane == RELAYED else anew)
-        return rows
-    finally:
-        await chooser.close()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-def opened(lanes: object) -> list[str]:
-    attempts = lanes.attempts  # type: ignore[attr-defined]
-    return [name for name, attempt in attempts.items() if attempt.link is not None and attempt.link.ready]
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    give_up = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > give_up:
-            raise TimeoutError(f"waited {WAIT_S:g} s for {what}")
-        await asyncio.sleep(0.01)
-
-
-async def tcp(host: str) -> Ask:
-    """Connect to the echo; gives what times one message."""
-    reader, writer = await asyncio.open_connection(sock=await connected(host, TCP_PORT))
-
-    async def ask(size_kb: int) -> float:
-        data = bytes(size_kb << 10)
-        started = time.monotonic()
-        writer.write(data)
-        await reader.readexactly(len(data))
-        return time.monotonic() - started
-
-    return ask
-
-
-async def measure(lane: str, rtt_ms: float, ask: Ask, anew: Callable[[], Awaitable[Ask]] | None) -> list[Row]:
-    """Time all sizes and states of one lane; `anew` gives a connection that has carried nothing."""
-    rows = []
-    for size_kb in SIZES_KB:
-        for state, times, pause_s in (("warm", WARM, 0.0), ("idle", IDLE, IDLE_S), ("first", FIRST, 0.0)):
-            if state == "first" and anew is None:
-                continue
-            if state == "warm":
-                for _ in range(3):
-                    await ask(size_kb)
-            took = []
-            for _ in range(times):
-                if state == "first" and anew is not None:
-                    ask = await anew()
-                await asyncio.sleep(pause_s)
-                took.append(await ask(size_kb))
-            rows.append(row(lane, size_kb, state, rtt_ms, [s for s in took if s is not None], times))
-    return rows
-
-
-def row(lane: str, size_kb: int, state: str, rtt_ms: float, took_s: list[float], asked: int) -> Row:
-    cuts = [0.0] * 19 if len(took_s) < 2 else quantiles(took_s, n=20, method="inclusive")
-    ms = [1e3 * cuts[9], 1e3 * cuts[18]]
-    ratio = [value / rtt_ms if rtt_ms else None for value in ms]
-    return {
-        "lane": lane,
-        "peer": "python",
-        "size_kb": size_kb,
-        "state": state,
-        "rtt_ms": rtt_ms,
-        "loss_pct": 0.0,
-        "sealed": False,
-        "p50_over_rtt": ratio[0],
-        "p95_over_rtt": ratio[1],
-        "p50_ms": ms[0],
-        "p95_ms": ms[1],
-        "lost": asked - len(took_s),
-    }
-
-
-async def echo(host: str) -> None:
-    """The far end of `tcp`."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-        writer.close()
-
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    tune(listener)
-    listener.bind((host, TCP_PORT))
-    async with await asyncio.start_server(serve, sock=listener) as server:
-        await server.serve_forever()
-
-
-# --- the whole, from outside
-
-
-def in_lab(rtt_ms: float, loss_pct: float, quick: bool) -> list[Row]:
+@contextlib.contextmanager
+def path(rtt_ms: float, loss_pct: float, rate_mbit: float, far_defaults: bool) -> Iterator[Lab]:
     """One path: half of the delay on either side of the relay's switch."""
-    leg = Leg(delay_ms=rtt_ms / 4, loss_pct=loss_pct)
+    leg = Leg(rtt_ms / 4, loss_pct, rate_mbit)
+    with Lab("open", "open", leg_a=leg, leg_b=leg) as lab:
+        for box in ("hA", "relay", "hB"):
+            if box != "hB" or not far_defaults:
+                lab.sysctl(box, "net.ipv4.tcp_slow_start_after_idle", 0)
+                for line in lab.run(box, "ip", "route").splitlines():
+                    lab.run(box, "ip", "route", "change", *line.split(), "initcwnd", "80", "initrwnd", "80")
+        allow_cubic(lab)
+        yield lab
+
+
+def allow_cubic(lab: Lab) -> None:
+    """Give Chromium's sockets what a phone's kernel gives them; a box takes only what the machine allows."""
+    allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+    before = allowed.read_text()
+    allowed.write_text(before.strip() + " cubic")
+    try:
+        lab.sysctl("hB", "net.ipv4.tcp_congestion_control", "cubic")
+    finally:
+        allowed.write_text(before)
+
+
+def start_far_end(lab: Lab, peer: str, folder: Path, sealed: bool) -> None:
+    """Start a node in hB, and the echoes beside a headless one."""
+    relay, here = f"http://{RELAY}:{RELAY_PORT}", SIDES["B"].address
+    if peer == "chromium":
+        flags = [
+            "--headless=new", "--no-sandbox", "--no-first-run", "--disable-background-networking",
+            "--disable-component-update", "--disable-sync", "--disable-gpu", "--disable-dev-shm-usage",
+            "--disable-features=LocalNetworkAccessChecks", f"--user-data-dir={folder}/profile",
+        ]  # fmt: skip
+        if sealed:  # WebCrypto, as with https
+            flags.append(f"--unsafely-treat-insecure-origin-as-secure={relay}")
+        lab.start("hB", *REAL_TIME, "chromium", *flags, f"{relay}/?workers=1#auto", log=folder / "node.log",
+                  environment={"HOME": str(folder)})  # fmt: skip
+        return
+    lab.start("hB", *REAL_TIME, sys.executable, str(ENDS), "echo", here, log=folder / "echo.log")
+    lab.start("hB", *REAL_TIME, sys.executable, "-m", "backbone.node.cli", "--relay", relay,
+              "--memory", "64MB", "--threads", "1", "--listen", f"{here}:{NODE_PORT}",
+              log=folder / "node.log")  # fmt: skip
+
+
+def in_lab(
+    rtt_ms: float, loss_pct: float, peer: str, numbers: dict[str, int], *, far_defaults: bool = False,
+    rate_mbit: float = 0.0, sealed: bool = False,
+) -> tuple[list[dict[str, Any]], float]:  # fmt: skip
+    """Run one configuration; gives what the backbone's end measured, and the ping in ms."""
     with (
-        TemporaryDirectory(prefix="bench-paths-") as name,
-        Lab("open", "open", leg_a=leg, leg_b=leg) as lab,
+        TemporaryDirectory(prefix="bench-paths-", ignore_cleanup_errors=True) as name,
+        path(rtt_ms, loss_pct, rate_mbit, far_defaults) as lab,
     ):
-        folder = Path(name)
-        for box in ("hA", "hB", "relay"):
-            lab.sysctl(box, "net.ipv4.tcp_slow_start_after_idle", 0)
+        folder, here = Path(name), SIDES["A"].address
         caches = {"XDG_CACHE_HOME": name, "XDG_STATE_HOME": name}
-        python = sys.executable
-        lab.start("relay", python, "-m", "relay.cli", "serve", "--port", str(PORT),
+        lab.start("relay", *REAL_TIME, sys.executable, "-m", "relay.cli", "serve", "--port", str(RELAY_PORT),
                   "--backbone-token", TOKEN, "--stun-addresses", f"{RELAY},{RELAY_2}",
                   environment=caches, log=folder / "relay.log")  # fmt: skip
-        lab.start("hB", python, __file__, "--echo", NODE_ADDRESS, log=folder / "echo.log")
-        lab.start("hB", python, "-m", "backbone.node.cli", "--relay", f"http://{RELAY}:{PORT}",
-                  "--memory", "64MB", "--threads", "1", "--listen", f"{NODE_ADDRESS}:{NODE_PORT}",
-                  log=folder / "node.log")  # fmt: skip
-        time.sleep(3.0)
-        flags = ["--quick"] if quick else []
-        said = lab.run(
-            "hA", python, __file__, "--end", f"http://{RELAY}:{PORT}", "--node", NODE_ADDRESS,
-            "--folder", name, "--rtt", str(rtt_ms), *flags, timeout_s=900.0,
-        )  # fmt: skip
-        return [found | {"loss_pct": loss_pct} for found in json.loads(said.splitlines()[-1])]
+        lab.round_trips_s("hA", SIDES["B"].address, 5)  # who is where
+        path_ms = 1e3 * median(lab.round_trips_s("hA", SIDES["B"].address)) if rtt_ms else 0.0
+        wait_for(lab)
+        start_far_end(lab, peer, folder, sealed)
+        task = {
+            "relay": f"http://{RELAY}:{RELAY_PORT}",
+            "node": SIDES["B"].address if peer == "python" and not sealed else "",
+            "sealed": sealed,
+            "here": here,
+            "relay_box": lab.command("relay")[3],
+            **numbers,
+        }
+        try:
+            with kept(task["relay_box"].removesuffix("relay")):
+                said = lab.run(
+                    "hA", *REAL_TIME, sys.executable, str(ENDS), "end", json.dumps(task), timeout_s=900.0
+                )
+        except Exception as exc:
+            for log in ("relay.log", "node.log"):
+                exc.add_note(f"--- {log}\n{(folder / log).read_text()[-1500:]}")
+            raise
+        return json.loads(said.splitlines()[-1]), path_ms
+
+
+def wait_for(lab: Lab) -> None:
+    give_up = time.monotonic() + 30
+    while True:
+        try:
+            return lab.connect("hA", (RELAY, RELAY_PORT)).close()
+        except OSError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.05)
+
+
+def row(cell: dict[str, Any], peer: str, rtt_ms: float, path_ms: float, loss_pct: float, sealed: bool) -> Row:
+    took_s = cell["took_s"]
+    cuts = (
+        [float("nan")] * 19
+        if not took_s
+        else took_s * 19
+        if len(took_s) < 2
+        else quantiles(took_s, n=20, method="inclusive")
+    )
+    p50_ms, p95_ms = 1e3 * cuts[9], 1e3 * cuts[18]
+    return {
+        "lane": cell["lane"],
+        "peer": peer,
+        "size_kb": cell["size_kb"],
+        "state": cell["state"],
+        "rtt_ms": rtt_ms,
+        "loss_pct": loss_pct,
+        "sealed": sealed and cell["lane"] == "relayed",
+        "p50_over_rtt": p50_ms / path_ms,
+        "p95_over_rtt": p95_ms / path_ms,
+        "p50_ms": p50_ms,
+        "p95_ms": p95_ms,
+        "path_ms": path_ms,
+        "messages": cell["asked"],
+        "lost": cell["asked"] - len(took_s),
+    }
+
+
+def wide(rows: Sequence[Row]) -> list[Row]:
+    """One line per path, peer and lane: sizes by states, p50 then p95."""
+    lines: dict[tuple[object, ...], Row] = {}
+    for each in sorted(
+        rows, key=lambda r: (r["loss_pct"], r["rtt_ms"], r["peer"] != "python", LANES.index(r["lane"]))
+    ):
+        key = tuple(each[name] for name in ("rtt_ms", "loss_pct", "peer", "lane", "sealed"))
+        head = {"rtt": each["rtt_ms"], "loss": each["loss_pct"], "peer": each["peer"],
+                "lane": each["lane"] + (" sealed" if each["sealed"] else "")}  # fmt: skip
+        blank: Row = {f"{kb} {state}": "-" for state in STATES for kb in SIZES_KB}
+        line = lines.setdefault(key, head | blank)
+        line[f"{each['size_kb']} {each['state']}"] = f"{each['p50_over_rtt']:.2f}/{each['p95_over_rtt']:.2f}"
+    return list(lines.values())
+
+
+def throughput(peer: str) -> list[Row]:
+    """The same bytes over each lane and over plain TCP, one way, on lines of a rate."""
+    cells, _ = in_lab(
+        BULK_RTT_MS, 0.0, peer, dict(warm=0, idle=0, first=0, bulk_mb=BULK_MB), rate_mbit=BULK_RATE_MBIT
+    )
+    took_s = {cell["lane"]: median(cell["took_s"]) for cell in cells}
+    return [
+        {"lane": lane, "peer": peer, "rtt_ms": BULK_RTT_MS, "rate_mbit": BULK_RATE_MBIT, "mb": BULK_MB,
+         "seconds": s, "mbit_per_s": 8 * BULK_MB / s, "over_tcp_pct": 100 * (s / took_s["tcp"] - 1)}
+        for lane, s in took_s.items()
+    ]  # fmt: skip
+
+
+def masking() -> list[Row]:
+    """What a WebSocket client's masking (RFC 6455 §5.3) costs: the frame as we send it, and unmasked."""
+    from websockets.frames import Frame, Opcode
+    from websockets.protocol import CLIENT, SERVER  # noqa: F401
+
+    rows: list[Row] = []
+    for size_kb in (12, 100):
+        data = os.urandom(size_kb << 10)
+        us = {}
+        for masked in (False, True):
+            frame = Frame(Opcode.BINARY, data)
+            rounds = []
+            for _ in range(30):
+                started = time.perf_counter()
+                for _ in range(50):
+                    frame.serialize(mask=masked, extensions=[])
+                rounds.append((time.perf_counter() - started) / 50 * 1e6)
+            us[masked] = median(rounds)
+        rows.append(
+            {
+                "size_kb": size_kb,
+                "unmasked_us": us[False],
+                "masked_us": us[True],
+                "masking_us": us[True] - us[False],
+            }
+        )
+    return rows
 
 
 def main() -> int:
     parser = arguments(str(__doc__))
-    parser.add_argument("--rtt", type=float, action="append", metavar="MS", help="propagation (80)")
-    parser.add_argument("--loss", type=float, action="append", metavar="PCT", help="on each leg (0)")
-    parser.add_argument("--quick", action="store_true", help="fewer messages")
-    for inner in ("--end", "--node", "--echo", "--folder"):
-        parser.add_argument(inner, help=argparse.SUPPRESS)
+    parser.add_argument("--rtt", type=float, action="append", metavar="MS", help="propagation (30, 80, 100)")
+    parser.add_argument(
+        "--loss", type=float, action="append", metavar="PCT", help="on each leg, each way (0, 1)"
+    )
+    parser.add_argument("--peer", choices=PEERS, action="append", help="far end (both)")
+    parser.add_argument("--only", choices=("paths", "throughput", "masking"), help="one of the three tables")
+    parser.add_argument("--far-defaults", action="store_true", help="the far end's kernel as it is")
+    parser.add_argument("--quick", action="store_true", help="80 ms without loss, python, few messages")
     args = parser.parse_args()
-    if args.quick:
-        global WARM, IDLE, FIRST
-        WARM, IDLE, FIRST = 8, 3, 2
-    if args.echo:
-        asyncio.run(echo(args.echo))
-        return 0
-    if args.end:
-        print(json.dumps(asyncio.run(ends(args.end, args.node, Path(args.folder), args.rtt[0]))))
-        return 0
     why = why_not(delay=True)
     if why is not None:
         print(f"no laboratory here: {why}", file=sys.stderr)
         return 1
-    rows = [
-        found
-        for rtt_ms in args.rtt or [80.0]
-        for loss_pct in args.loss or [0.0]
-        for found in in_lab(rtt_ms, loss_pct, args.quick)
-    ]
-    notes = [
-        "relayed: half of the delay on either side; no first message there, its session is never new.",
-        "first: before a lane is taken its race has carried messages, so that no call is the first.",
-        "tcp_slow_start_after_idle 0 in all boxes, cubic on all sockets, the kernel's own initial window.",
-    ]
-    report("message there and back over each lane", rows, args.json, notes)
+    peers = args.peer or (
+        ["python"] if args.quick else [p for p in PEERS if p == "python" or shutil.which(p)]
+    )
+    numbers = {k: v for k, v in (QUICK if args.quick else MESSAGES).items()}
+    rows: list[Row] = []
+    if args.only in (None, "paths"):
+        for rtt_ms in args.rtt or ([80.0] if args.quick else RTTS_MS):
+            for loss_pct in args.loss or ([0.0] if args.quick else LOSSES_PCT):
+                for peer in peers:
+                    print(f"{rtt_ms:g} ms, {loss_pct:g} % loss, {peer}", file=sys.stderr, flush=True)
+                    cells, path_ms = in_lab(rtt_ms, loss_pct, peer, numbers, far_defaults=args.far_defaults)
+                    rows += [row(cell, peer, rtt_ms, path_ms, loss_pct, False) for cell in cells]
+                    if not loss_pct:
+                        cells, path_ms = in_lab(
+                            rtt_ms, 0.0, peer, numbers, far_defaults=args.far_defaults, sealed=True
+                        )
+                        rows += [row(cell, peer, rtt_ms, path_ms, 0.0, True) for cell in cells]
+        report(
+            "messages there and back, as a multiple of the ping: p50/p95 by size in KB and state",
+            wide(rows),
+            None,
+            [
+                "loss: on both legs, each way. far end's kernel: "
+                + ("its defaults" if args.far_defaults else "as prescribed")
+            ],
+        )
+    if args.only in (None, "throughput") and not args.quick:
+        found = [each for peer in peers if peer == "python" for each in throughput(peer)]
+        report("the same bytes over each lane and over plain TCP, one way", found)
+    if args.only in (None, "masking"):
+        report("masking of one frame", masking())
+    if args.json is not None:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0
 
 
