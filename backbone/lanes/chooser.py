@@ -42,6 +42,7 @@ LINK_MAX_BYTES = 512 << 10  # larger calls are bulk: they take the relay and lea
 WATCH_S = 0.05
 PATIENCE_S = 0.1
 TIMES_KEPT = 64
+MAX_TIMED = 1024  # calls on the relay whose time is kept; beyond that nobody answers
 
 type Answer = PartialReceived | FailureReceived | CorruptReceived
 
@@ -105,6 +106,7 @@ class _Flying:
     dispatch: Dispatch
     link: Link
     at: float
+    size_kb: int
     again: bool = False  # sent through the relay as well
 
 
@@ -147,6 +149,7 @@ class LaneChooser:
         self._clock = clock
         self._peers: dict[int, _Lanes] = {}
         self._flying: dict[int, _Flying] = {}
+        self._timed: dict[int, tuple[int, float]] = {}  # calls on the relay: size class, when they were sent
         self._probes: dict[int, asyncio.Future[None]] = {}
         self._next_probe = PROBE_CALLS
         self._attempts: dict[str, tuple[_Lanes, Attempt]] = {}  # by link id
@@ -165,17 +168,24 @@ class LaneChooser:
             except LaneClosed:
                 pass  # full: this call takes the relay
             else:
-                flying = _Flying(peer, epoch, deadline_ms, dispatch, link, self._clock())
+                size_kb = _size_kb(size_bytes)
+                flying = _Flying(peer, epoch, deadline_ms, dispatch, link, self._clock(), size_kb)
                 self._flying[call_id] = flying
                 if self._watch is None:
                     self._watch = asyncio.get_running_loop().call_later(WATCH_S, self._look)
-                self._sizes[_size_kb(size_bytes)] += 1
+                self._sizes[size_kb] += 1
                 return size_bytes
         size_bytes = self._relayed.send_dispatch(peer, call_id, epoch, deadline_ms, dispatch)
-        self._sizes[_size_kb(size_bytes)] += 1
+        size_kb = _size_kb(size_bytes)
+        self._sizes[size_kb] += 1
+        if lanes is not None and self._openers:
+            self._timed[call_id] = size_kb, self._clock()
+            if len(self._timed) > MAX_TIMED:
+                del self._timed[next(iter(self._timed))]
         return size_bytes
 
     def send_cancel(self, peer: int, call_id: int, epoch: int) -> None:
+        self._timed.pop(call_id, None)
         flying = self._flying.pop(call_id, None)
         if flying is not None:
             flying.link.send_cancel(call_id)
@@ -211,9 +221,13 @@ class LaneChooser:
     def answer_received(self, answer: Answer) -> None:
         """An answer came through the relay."""
         flying = self._flying.pop(answer.call_id, None)
+        timed = self._timed.pop(answer.call_id, None)
         lanes = self._peers.get(answer.peer)
         if lanes is not None:
             lanes.calls[RELAYED] += 1
+            if timed is not None and isinstance(answer, PartialReceived):
+                now = self._clock()
+                lanes.book.called(RELAYED, timed[0], 1e3 * (now - timed[1]), now)
             if flying is not None and flying.again:
                 lanes.book.missed(lanes.book.current, self._clock())
                 self._choose(lanes)
@@ -267,9 +281,15 @@ class LaneChooser:
                 lanes.calls[attempt.lane] += 1
                 if flying is not None:
                     times = lanes.times_s.setdefault(flying.dispatch.num_tokens, deque(maxlen=TIMES_KEPT))
-                    times.append(self._clock() - flying.at)
+                    now = self._clock()
+                    times.append(now - flying.at)
                     if len(lanes.times_s) > TIMES_KEPT:
                         del lanes.times_s[next(iter(lanes.times_s))]
+                    if isinstance(event, PartialReceived) and not flying.again:
+                        took_ms = 1e3 * (now - flying.at)
+                        if lanes.book.called(attempt.lane, flying.size_kb, took_ms, now):
+                            self._choose(lanes)
+                            self._arm(lanes)
                 self._on_answer(event)
 
     def link_closed(self, link: Link, why: str) -> None:

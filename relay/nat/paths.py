@@ -5,13 +5,15 @@ The relayed lane is always there and carries the first call. Others are opened i
 against the one in use: the same messages of real sizes go over both, turn by turn, and their round trips are
 compared. What a ping takes says little: a hole-punched data channel with the lower ping may need ten round
 trips for 100 KB where the relay needs one. A lane is taken when it is faster by more than the hysteresis, and
-left when it is lost, when calls go missing on it, or when a later race says so.
+left when it is lost, when calls go missing on it, when the calls themselves are slower on it than they are on
+the relay, or when a later race says so.
 
     closed ──Open──> opening ──opened──> open ──Race──> raced: taken or not ──later──> Race …
        ^                │ failed           │ lost
        └──later─────────┴──────────────────┘
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -27,7 +29,9 @@ class PathPolicy:
     slower by less, for tests). probes: for each size and lane in a race. max_lost: of them; a lane that loses
     more is not taken. recheck_s: how often the lane in use is raced against the relay again. retry_s,
     retry_max_s: pause before a failed or slower lane is tried again, doubled each time. missed: calls that
-    had to be asked again over the relay within missed_window_s before a lane is left.
+    had to be asked again over the relay within missed_window_s before a lane is left. traffic: calls of one
+    size that are judged together. traffic_fresh_s: how old the relay's calls may be to be compared with, older
+    ones only lead to a race, at most one in race_again_s.
     """
 
     hysteresis: float = 0.05
@@ -39,6 +43,9 @@ class PathPolicy:
     retry_max_s: float = 600.0
     missed: int = 2
     missed_window_s: float = 10.0
+    traffic: int = 16
+    traffic_fresh_s: float = 60.0
+    race_again_s: float = 15.0
 
 
 @dataclass(slots=True)
@@ -120,6 +127,17 @@ class _Lane:
     due_at: float | None = None  # next Open, or next Race when open
     tries: int = 0  # in a row without being taken
     racing: bool = False
+    raced_at: float | None = None
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Round trips in ms of real calls of one size on one lane; they include computing."""
+
+    first_ms: list[float] = field(default_factory=list)  # since the lane is used
+    newest_ms: deque[float] = field(default_factory=deque)
+    count: int = 0
+    at: float = 0.0
 
 
 class PathBook:
@@ -129,12 +147,15 @@ class PathBook:
     `evidence_at` is when the last race ended that involved the lane in use, None before the first.
     """
 
-    __slots__ = ("_lanes", "_missed", "_policy", "current", "evidence", "evidence_at", "since", "why")
+    __slots__ = (
+        "_calls", "_lanes", "_missed", "_policy", "current", "evidence", "evidence_at", "since", "why",
+    )  # fmt: skip
 
     def __init__(self, lanes: Sequence[str], policy: PathPolicy, now: float) -> None:
         self._policy = policy
         self._lanes = {lane: _Lane(due_at=now) for lane in lanes}
         self._missed: list[float] = []
+        self._calls: dict[tuple[str, int], _Calls] = {}  # by lane and size class
         self.current = RELAYED
         self.why = "the first call goes over the relay" if lanes else "this node offers no other lane"
         self.since = now
@@ -157,7 +178,7 @@ class PathBook:
             elif any(other.racing for other in self._lanes.values()):
                 lane.due_at = now + 1.0
             else:
-                lane.racing, lane.due_at = True, None
+                lane.racing, lane.due_at, lane.raced_at = True, None, now
                 in_use = RELAYED if name == self.current else self.current
                 actions.append(Race(in_use, name))
         return actions
@@ -216,6 +237,41 @@ class PathBook:
             self._use(RELAYED, f"{len(self._missed)} calls went missing on the {name} lane", now)
             self._later(self._lanes[name], now)
 
+    def called(self, name: str, size_kb: int, took_ms: float, now: float) -> bool:
+        """Note what a call took on a lane; True if that changed a lane or a timer."""
+        if self._policy.hysteresis < 0:
+            return False  # any lane that works is taken, however slow
+        calls = self._calls.setdefault((name, size_kb), _Calls())
+        calls.newest_ms.append(took_ms)
+        calls.count, calls.at = calls.count + 1, now
+        if len(calls.first_ms) < self._policy.traffic:
+            calls.first_ms.append(took_ms)
+        if len(calls.newest_ms) > self._policy.traffic:
+            calls.newest_ms.popleft()
+        if name == RELAYED or name != self.current or calls.count % self._policy.traffic:
+            return False
+        mine = Evidence({size_kb: list(calls.newest_ms)})
+        relayed = self._calls.get((RELAYED, size_kb), _Calls())
+        if relayed.count >= self._policy.traffic:
+            verdict = better_path(mine, Evidence({size_kb: list(relayed.newest_ms)}), self._policy)
+            if verdict.better and now - relayed.at <= self._policy.traffic_fresh_s:
+                self._use(RELAYED, f"calls were slower on the {name} lane: {verdict.why}", now)
+                self._later(self._lanes[name], now)
+                return True
+            if verdict.better:
+                return self._race_soon(name, now)
+        slower = better_path(mine, Evidence({size_kb: calls.first_ms}), self._policy).better
+        return slower and self._race_soon(name, now)
+
+    def _race_soon(self, name: str, now: float) -> bool:
+        """Calls on the lane in use are slower than they were: measure, unless that was done just now."""
+        lane = self._lanes[name]
+        just = lane.raced_at is not None and now - lane.raced_at < self._policy.race_again_s
+        if lane.state != "open" or lane.racing or just:
+            return False
+        lane.due_at = now
+        return True
+
     def network_changed(self, now: float) -> None:
         """What failed or was slower before may be different now."""
         for lane in self._lanes.values():
@@ -231,3 +287,6 @@ class PathBook:
     def _use(self, name: str, why: str, now: float) -> None:
         self.current, self.why, self.since = name, why, now
         self._missed = []
+        for lane, size_kb in list(self._calls):
+            if lane == name != RELAYED:
+                del self._calls[lane, size_kb]  # what it was when it was used before says nothing

@@ -203,3 +203,53 @@ def test_calls_that_go_missing_demote_the_lane_but_a_single_one_does_not() -> No
     b.missed("direct", 17.0)
     assert (b.current, b.why) == (RELAYED, "2 calls went missing on the direct lane")
     assert b.next_timer() is not None  # it is raced again, later
+
+
+def taken() -> PathBook:
+    """A book whose direct lane won its race at 1 s, 40 ms against 80."""
+    book = PathBook(["direct"], PathPolicy(), 0.0)
+    book.handle_timer(0.0)
+    book.opened("direct", 0.5)
+    (race,) = book.handle_timer(0.5)
+    assert isinstance(race, Race)
+    book.raced(race, Evidence({12: [80.0] * 8}), Evidence({12: [40.0] * 8}), 1.0)
+    assert book.current == "direct"
+    return book
+
+
+def test_lane_is_left_when_its_calls_are_slower_than_those_on_the_relay_just_were() -> None:
+    book = taken()
+    for number in range(16):
+        book.called("relayed", 12, 85.0, 1.0 + number / 10)
+    changed = [book.called("direct", 12, 120.0, 3.0 + number / 10) for number in range(16)]
+    assert changed == [False] * 15 + [True]
+    assert book.current == "relayed" and "calls were slower on the direct lane" in book.why
+    assert book.next_timer() is not None  # it will be tried again
+
+
+def test_lane_stays_while_its_calls_are_not_slower_by_more_than_the_hysteresis() -> None:
+    book = taken()
+    for number in range(64):
+        book.called("relayed", 12, 85.0, 1.0 + number / 100)
+        assert not book.called("direct", 12, 86.0, 2.0 + number / 100)
+    assert book.current == "direct"
+
+
+def test_lane_whose_calls_got_slower_is_raced_again_but_not_all_the_time() -> None:
+    book = taken()
+    for number in range(16):
+        assert not book.called("direct", 12, 42.0, 20.0 + number / 100)
+    slower = [book.called("direct", 12, 60.0, 30.0 + number / 100) for number in range(16)]
+    assert slower[-1]
+    assert book.handle_timer(31.0) == [Race("relayed", "direct")]
+    assert not any(book.called("direct", 12, 60.0, 32.0 + number / 100) for number in range(64))
+
+
+def test_calls_on_the_relay_that_are_long_ago_lead_to_a_race_not_to_a_change() -> None:
+    book = taken()
+    for number in range(16):
+        book.called("relayed", 12, 85.0, 1.0 + number / 100)
+    for number in range(16):
+        book.called("direct", 12, 120.0, 200.0 + number / 100)
+    assert book.current == "direct"
+    assert book.handle_timer(201.0) == [Race("relayed", "direct")]
