@@ -30,8 +30,8 @@ class PathPolicy:
     more is not taken. recheck_s: how often the lane in use is raced against the relay again. retry_s,
     retry_max_s: pause before a failed or slower lane is tried again, doubled each time. missed: calls that
     had to be asked again over the relay within missed_window_s before a lane is left. traffic: calls of one
-    size that are judged together. traffic_fresh_s: how old the relay's calls may be to be compared with, older
-    ones only lead to a race, at most one in race_again_s.
+    size that are judged together. traffic_fresh_s: how old the relay's calls may be to be compared with;
+    older ones only lead to a race, at most one in race_again_s.
     """
 
     hysteresis: float = 0.05
