@@ -46,7 +46,7 @@ def create_app(config: Config) -> Starlette:
         async with stack:
             await hub.start()
             stun.start()
-            hub.stun = None if stun.why_off else stun.address
+            hub.stun = stun.told
             try:
                 yield
             finally:

@@ -72,6 +72,11 @@ class Connection:
         """Whether calls and what belongs to them may be sent to this peer."""
         return self.session.state in (State.READY, State.DRAINING)
 
+    @property
+    def reached_at(self) -> str:
+        """The address of this relay that the peer's connection came to."""
+        return self._socket.reached_at
+
     # -- from the socket
 
     def received(self, data: bytes | str) -> None:

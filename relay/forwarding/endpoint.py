@@ -70,7 +70,7 @@ class Hub:
         self.pool = Pool(first_epoch=1 + secrets.randbelow(1 << 31))  # not one of an earlier life
         self.calls = Calls()
         self.rooms = Rooms()
-        self.stun: str | None = None  # host:port that peers may ask for their address
+        self.stun: Callable[[str], str | None] = lambda reached_at: None  # host:port, see StunEndpoint.told
         self.draining = False
         self.on_backbones_changed: Callable[[], None] = lambda: None
         self._token = backbone_token
@@ -195,7 +195,7 @@ class Hub:
                 f"relay/{__version__}",
                 self.config.ping_interval_s,
                 MAX_FRAME_BYTES,
-                self.stun,
+                self.stun(connection.reached_at),
                 connection.resume_token,
                 resumed,
             ),

@@ -59,6 +59,12 @@ class ServerSocket(asyncio.Protocol):
 
     # -- for the owner
 
+    @property
+    def reached_at(self) -> str:
+        """The IP address that the connection came to; empty where that is unknown."""
+        name = self._transport.get_extra_info("sockname")
+        return str(name[0]) if isinstance(name, tuple) else ""
+
     def send(self, data: bytes) -> None:
         """Hand one binary message to the network; ask `full` first. Nothing is written once it closes."""
         if self._protocol.state is State.OPEN:

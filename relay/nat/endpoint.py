@@ -11,6 +11,7 @@ import contextlib
 import logging
 import socket
 import struct
+from ipaddress import ip_address
 from time import monotonic
 
 from relay.config import Config
@@ -39,7 +40,7 @@ class StunEndpoint:
         self._server: Server | None = None
         self.ports: tuple[int, ...] = ()
         self.why_off = "not started"
-        self.address: str | None = None  # host:port that peers are told
+        self.address: str | None = None  # host:port of the relay as its settings name it
 
     def start(self) -> None:
         """Open the sockets. Does not raise when it cannot: it warns and stays off."""
@@ -74,6 +75,21 @@ class StunEndpoint:
         self.ports = ()
         self._server = None
         self.why_off = "stopped"
+
+    def told(self, reached_at: str) -> str | None:
+        """
+        Give the host:port that a peer is told, whose session came to this address of ours; None: no STUN.
+
+        Settings that name an address decide. A relay that listens on all addresses cannot know which of
+        them a peer reaches; the peer's session has shown it, unless a proxy on this machine stands between.
+        """
+        if self.why_off:
+            return None
+        config, plain = self._config, _plain(reached_at.partition("%")[0])
+        named = config.public_url is not None or config.stun_addresses is not None
+        if named or config.host not in ("0.0.0.0", "::", "") or not plain or ip_address(plain).is_loopback:
+            return self.address
+        return f"[{plain}]:{config.stun_port}" if ":" in plain else f"{plain}:{config.stun_port}"
 
     def status(self) -> dict[str, object]:
         """For the status page."""

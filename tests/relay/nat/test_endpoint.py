@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from relay.config import Config
+from relay.metrics import Metrics
+from relay.nat.endpoint import StunEndpoint
 from relay.nat.stun import CHANGE_IP, CHANGE_PORT, binding_request, decode
 from relay.server import RelayServer, stun_server
 from relay.wire.messages import Welcome
@@ -149,6 +151,28 @@ def test_stun_addresses_must_be_two(given: str) -> None:
 )
 def test_peers_are_told_the_stun_server_where_they_know_the_relay(settings: Config, told: str) -> None:
     assert stun_server(settings) == told
+
+
+@pytest.mark.parametrize(
+    ("settings", "reached_at", "told"),
+    [
+        (Config(host="0.0.0.0"), "10.0.0.7", "10.0.0.7:3478"),
+        (Config(host="::"), "::ffff:10.0.0.7", "10.0.0.7:3478"),
+        (Config(host="::"), "fe80::7%eth0", "[fe80::7]:3478"),
+        (Config(host="0.0.0.0"), "127.0.0.1", "named:1"),  # a proxy on this machine
+        (Config(host="0.0.0.0", public_url="https://relay.example"), "10.0.0.7", "named:1"),
+        (Config(host="192.0.2.5"), "192.0.2.5", "named:1"),
+        (Config(host="0.0.0.0"), "", "named:1"),
+    ],
+)
+def test_relay_on_all_addresses_tells_the_one_a_peer_reached(
+    settings: Config, reached_at: str, told: str
+) -> None:
+    endpoint = StunEndpoint(settings, Metrics())
+    endpoint.address, endpoint.why_off = "named:1", ""
+    assert endpoint.told(reached_at) == told
+    endpoint.why_off = "off"
+    assert endpoint.told(reached_at) is None
 
 
 def test_welcome_names_the_stun_server_and_none_when_there_is_none() -> None:
