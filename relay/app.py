@@ -58,6 +58,7 @@ def create_app(config: Config) -> Starlette:
 
     def prometheus(_: Request) -> Response:
         hub.count()
+        hub.count_lanes()
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def status(_: Request) -> Response:

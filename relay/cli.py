@@ -1,4 +1,4 @@
-"""`relay serve`, `relay doctor`: arguments and environment -> Config -> run."""
+"""`relay serve`, `relay status`, `relay doctor`: arguments and environment -> Config -> run."""
 
 import argparse
 import asyncio
@@ -14,7 +14,7 @@ from typing import TextIO
 
 import segno
 
-from relay import __version__, doctor
+from relay import __version__, doctor, status
 from relay.config import ENVIRONMENT_PREFIX, Config, from_sources, setting_types, settings
 from relay.errors import ConfigError
 from relay.server import RelayServer, lan_urls
@@ -35,6 +35,12 @@ def parser() -> argparse.ArgumentParser:
         description="Say what of this machine slows or breaks a relay with these settings, and the command "
         "that mends it. Changes nothing. The exit status is 1 if something is broken.",
     )  # fmt: skip
+    look = commands.add_parser(
+        "status", help="say who is at a relay, and which lane carries each node's calls",
+        description="Say who is at a relay, and which lane carries each node's calls, why, known since when.",
+    )  # fmt: skip
+    here = f"http://127.0.0.1:{Config().port}"
+    look.add_argument("url", nargs="?", default=here, metavar="URL", help=f"the relay ({here})")
     types = setting_types()
     for each in settings():
         unit = f" [{each.metadata['unit']}]" if each.metadata["unit"] else ""
@@ -106,6 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     given = vars(parser().parse_args(argv))
     command = given.pop("command")
+    if command == "status":
+        return status.run(given["url"], sys.stdout)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:

@@ -47,6 +47,18 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.lane = Gauge(
+            "relay_node_lane",
+            "1: this lane carries the node's calls",
+            ["node", "lane"],
+            registry=self.registry,
+        )
+        self.lane_age = Gauge(
+            "relay_node_lane_evidence_age_seconds",
+            "Since the lane in use was measured; missing: never",
+            ["node", "lane"],
+            registry=self.registry,
+        )
         self.settle_seconds = Histogram(
             "relay_settle_seconds",
             "Time to work out pairing and placement",

@@ -421,6 +421,7 @@ class LaneChooser:
         for call_id, flying in list(self._flying.items()):
             if flying.link is attempt.link and not flying.again:
                 self._again(call_id, flying)
+        self._report()
         self._arm(lanes)
 
     def _forget(self, peer: int, why: str) -> None:

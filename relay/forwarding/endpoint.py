@@ -359,11 +359,22 @@ class Hub:
             connection.flush()
 
     def count(self) -> None:
-        """Move what was passed on into the metrics: their locks are too dear for every frame."""
+        """Bring the metrics up to date: their locks are too dear for every frame."""
         for kind, (frames, size_bytes) in self._passed.items():
             self._metrics.frames.labels(kind.name).inc(frames)
             self._metrics.bytes.labels(kind.name).inc(size_bytes)
             self._passed[kind] = [0, 0]
+
+    def count_lanes(self) -> None:
+        """Write into the metrics which lane carries each node's calls."""
+        self._metrics.lane.clear()
+        self._metrics.lane_age.clear()
+        for node in self.pool.nodes.values():
+            path = self._path(node.backbone, node.handle)
+            labels = node.node_id[:8], path["lane"]
+            self._metrics.lane.labels(*labels).set(1)
+            if path["age_s"] is not None:
+                self._metrics.lane_age.labels(*labels).set(path["age_s"])
 
     async def _tick_forever(self) -> None:
         while True:
@@ -470,7 +481,7 @@ class Hub:
         return {
             "lane": path.lane,
             "why": path.why,
-            "age_s": round(path.age_s + monotonic() - at, 1),
+            "age_s": None if path.p50_ms is None else round(path.age_s + monotonic() - at, 1),
             "p50_ms": path.p50_ms,
             "p95_ms": path.p95_ms,
         }

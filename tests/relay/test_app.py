@@ -1,5 +1,7 @@
 """What people and monitors see of a relay: page, kernels, health, metrics, status, QR code."""
 
+import asyncio
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +10,10 @@ import httpx
 import pytest
 
 from relay import assets, verify
+from relay import status as relay_status
 from relay.config import Config
 from relay.server import RelayServer
+from relay.wire.messages import PathReport, PathState
 from tests.fakes.peers import Backbone, Node, run
 
 CONFIG = Config(host="127.0.0.1", port=0, drain_s=0.1)
@@ -107,6 +111,46 @@ def test_health_status_and_metrics_tell_who_is_here() -> None:
             assert "relay_slice_cache_bytes 0.0" in metrics
 
     run(test)
+
+
+def test_status_metrics_and_command_say_which_lane_carries_calls_why_and_since_when() -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, httpx.AsyncClient(base_url=relay.url) as http:
+            async with Backbone(relay) as backbone, Node(relay) as node:
+                await backbone.register()
+                await node.offer()
+                await node.serve()
+                await backbone.nodes(1)
+                name = node.hello.id[:8]
+                assert (
+                    f'relay_node_lane{{lane="relayed",node="{name}"}} 1.0'
+                    in (await http.get("/metrics")).text
+                )
+                peer = (await http.get("/status.json")).json()["nodes"][0]["peer"]
+                for measured in (True, False):
+                    times = (41.0, 44.5) if measured else (None, None)
+                    report = PathState(peer, "webrtc", "faster by half", 30.0 if measured else 0.0, *times)
+                    backbone.session.send_path_report(PathReport((report,)))
+                    await backbone.flush()
+                    out = io.StringIO()
+                    while "webrtc" not in out.getvalue() or ("44.5" in out.getvalue()) != measured:
+                        out = io.StringIO()
+                        assert await asyncio.to_thread(relay_status.run, relay.url, out) == 0
+                    (line,) = [line for line in out.getvalue().splitlines() if "webrtc" in line]
+                    said = "webrtc 41.0/44.5 30 faster by half" if measured else "webrtc - - faster by half"
+                    assert " ".join(line.split()).endswith(said)
+                    metrics = (await http.get("/metrics")).text
+                    assert f'relay_node_lane{{lane="webrtc",node="{name}"}} 1.0' in metrics
+                    assert 'lane="relayed"' not in metrics
+                    assert ("relay_node_lane_evidence_age_seconds{" in metrics) == measured
+
+    run(test)
+
+
+def test_status_command_names_what_is_no_relay() -> None:
+    out = io.StringIO()
+    assert relay_status.run("http://127.0.0.1:9", out) == 1
+    assert "127.0.0.1:9" in out.getvalue()
 
 
 def test_qr_code_shows_the_public_url() -> None:
