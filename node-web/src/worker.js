@@ -169,7 +169,10 @@ addEventListener('message', ({ data }) => {
     case 'pause': client?.pause(data.paused); break;
     case 'leave': client?.leave('the owner left'); break;
     case 'sleep': client?.sleep(data.reason); break;
-    case 'look': look(); break;
+    case 'look':
+      look();
+      if (client?.kernel) client.testKernel(); // the page was away: is the arithmetic what it was?
+      break;
     case 'network': client?.checkAlive(); break;
     case 'power': client?.setPower(data.power); break;
     case 'forget':
