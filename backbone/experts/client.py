@@ -138,7 +138,7 @@ class Dispatcher:
         nodes = eligible(nodes, self.policy.allow_inexact)
         gone = self.nodes.replace(nodes)
         for node in nodes:
-            self._records.setdefault(node.node_id, NodeRecord(self.policy.deadlines))
+            self._records.setdefault(node.node_id, NodeRecord(self.policy.deadlines)).met(node.peer)
         for node_id in itertools.islice(list(self._records), max(0, len(self._records) - RECORDS_KEPT)):
             if node_id not in self.nodes.by_id:  # oldest first; ids are the nodes' own choice, so bound them
                 del self._records[node_id]

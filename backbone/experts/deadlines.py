@@ -38,6 +38,15 @@ class NodeRecord:
     failures: int = 0
     suspended_until: float = 0.0
     answered_at: float = 0.0
+    session: int = 0
+
+    def met(self, session: int) -> None:
+        """
+        Note under which handle the node is here; a new one is asked at once: a phone that changed networks is
+        well again. Should it fail, it rests as long as before.
+        """
+        if session != self.session:
+            self.session, self.suspended_until = session, 0.0
 
     def answered(self, rows: int, round_trip_s: float, now: float) -> None:
         """Note a good answer."""

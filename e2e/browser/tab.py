@@ -71,9 +71,11 @@ class Tab:
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
     @classmethod
-    async def open(cls, where: Browser | BrowserContext, url: str, auto: bool = True) -> "Tab":
+    async def open(
+        cls, where: Browser | BrowserContext, url: str, auto: bool = True, fragment: str = "auto"
+    ) -> "Tab":
         tab = cls(await where.new_page())
-        await tab.page.goto(url + ("/#auto" if auto else "/"))
+        await tab.page.goto(url + (f"/#{fragment}" if auto else "/"))
         return tab
 
     async def wait_for(self, **data: str) -> None:

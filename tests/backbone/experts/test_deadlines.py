@@ -47,6 +47,19 @@ def test_a_failing_node_rests_longer_each_time_and_recovers_at_once() -> None:
     assert node.usable(100.0)
 
 
+def test_a_node_that_comes_back_in_a_new_session_is_asked_at_once_and_trusted_no_more_than_before() -> None:
+    record = NodeRecord(DeadlinePolicy(suspend_first_s=1.0))
+    record.met(5)
+    for _ in range(3):
+        record.failed(10.0)
+    record.met(5)
+    assert not record.usable(13.9) and record.usable(14.0)
+    record.met(6)
+    assert record.usable(10.0)
+    record.failed(10.0)
+    assert not record.usable(17.9) and record.usable(18.0)
+
+
 def test_a_slow_answer_fades_while_the_node_is_not_asked() -> None:
     """Else one slow spell would keep a node idle for good."""
     node = record()
