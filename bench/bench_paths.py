@@ -11,9 +11,9 @@ first on a new session or link. `tcp` and `quic` (aioquic, cubic) are echoes of 
 of Python with nothing else around, for comparison: the floor of this machine on this day.
 
 Sockets are tuned by the programs; the boxes as `relay doctor` and `backbone doctor` prescribe (no slow start
-after idle, initial windows of 80 segments), the far end's box too unless --far-defaults: a phone has no
-doctor. All programs run at real-time priority, as if nothing else ran on the machine, and their memory is
-kept from being taken away by the host of a virtual machine (keep_mapped.py).
+after idle, initial windows of 80 segments, receive buffers of 1 MB), the far end's box too unless
+--far-defaults: a phone has no doctor. All programs run at real-time priority, as if nothing else ran on the
+machine, and their memory is kept from being taken away by the host of a virtual machine (keep_mapped.py).
 """
 
 import contextlib
@@ -36,13 +36,14 @@ from paths_ends import RELAY_PORT, TOKEN  # noqa: E402
 from table import Row, arguments, report  # noqa: E402
 
 from e2e.natlab.lab import RELAY, RELAY_2, SIDES, Lab, Leg, why_not  # noqa: E402
+from relay.doctor import INITIAL_WINDOW, RECEIVE_BYTES  # noqa: E402
 from relay.nat.paths import SIZES_KB  # noqa: E402
 
 NODE_PORT = 9000
 RTTS_MS, LOSSES_PCT, PEERS = (30.0, 80.0, 100.0), (0.0, 1.0), ("python", "chromium")
 LANES = ("tcp", "relayed", "direct", "webrtc", "quic")
 STATES = ("warm", "idle", "first")
-MESSAGES = {"warm": 16, "idle": 6, "first": 2}
+MESSAGES = {"warm": 16, "idle": 5, "first": 2}
 QUICK = {"warm": 8, "idle": 3, "first": 1}
 BULK_MB, BULK_RTT_MS, BULK_RATE_MBIT = 20, 30.0, 100.0
 ENDS = Path(__file__).with_name("paths_ends.py")
@@ -54,11 +55,15 @@ def path(rtt_ms: float, loss_pct: float, rate_mbit: float, far_defaults: bool) -
     """One path: half of the delay on either side of the relay's switch."""
     leg = Leg(rtt_ms / 4, loss_pct, rate_mbit)
     with Lab("open", "open", leg_a=leg, leg_b=leg) as lab:
+        window = str(INITIAL_WINDOW)
         for box in ("hA", "relay", "hB"):
             if box != "hB" or not far_defaults:
                 lab.sysctl(box, "net.ipv4.tcp_slow_start_after_idle", 0)
+                lab.sysctl(box, "net.ipv4.tcp_rmem", f"4096 {RECEIVE_BYTES} {32 << 20}")
                 for line in lab.run(box, "ip", "route").splitlines():
-                    lab.run(box, "ip", "route", "change", *line.split(), "initcwnd", "80", "initrwnd", "80")
+                    lab.run(
+                        box, "ip", "route", "change", *line.split(), "initcwnd", window, "initrwnd", window
+                    )
         allow_cubic(lab)
         yield lab
 
@@ -236,6 +241,9 @@ def main() -> int:
     )
     parser.add_argument("--peer", choices=PEERS, action="append", help="far end (both)")
     parser.add_argument("--only", choices=("paths", "throughput", "masking"), help="one of the three tables")
+    parser.add_argument(
+        "--seal", choices=("both", "yes", "no"), default="both", help="through the relay (both)"
+    )
     parser.add_argument("--far-defaults", action="store_true", help="the far end's kernel as it is")
     parser.add_argument("--quick", action="store_true", help="80 ms without loss, python, few messages")
     args = parser.parse_args()
@@ -253,13 +261,13 @@ def main() -> int:
             for loss_pct in args.loss or ([0.0] if args.quick else LOSSES_PCT):
                 for peer in peers:
                     print(f"{rtt_ms:g} ms, {loss_pct:g} % loss, {peer}", file=sys.stderr, flush=True)
-                    cells, path_ms = in_lab(rtt_ms, loss_pct, peer, numbers, far_defaults=args.far_defaults)
-                    rows += [row(cell, peer, rtt_ms, path_ms, loss_pct, False) for cell in cells]
-                    if not loss_pct:
+                    for sealed in (False, True):
+                        if args.seal == ("no" if sealed else "yes") or (sealed and loss_pct):
+                            continue
                         cells, path_ms = in_lab(
-                            rtt_ms, 0.0, peer, numbers, far_defaults=args.far_defaults, sealed=True
+                            rtt_ms, loss_pct, peer, numbers, far_defaults=args.far_defaults, sealed=sealed
                         )
-                        rows += [row(cell, peer, rtt_ms, path_ms, 0.0, True) for cell in cells]
+                        rows += [row(cell, peer, rtt_ms, path_ms, loss_pct, sealed) for cell in cells]
         report(
             "messages there and back, as a multiple of the ping: p50/p95 by size in KB and state",
             wide(rows),

@@ -27,6 +27,7 @@ from relay.nat.candidates import NatClass
 from relay.nat.classify import classify
 
 INITIAL_WINDOW = 80  # segments: 100 KB in one flight instead of three on a new connection
+RECEIVE_BYTES = 1 << 20  # half of it is offered to the sender; with Linux' 128 KB, 64 KB in a first flight
 BACKLOG = 4096
 SPARE_FILES = 256  # besides one per session: log, cache, libraries
 MIN_FREE_BYTES = 512 << 20
@@ -97,6 +98,7 @@ def check_network(network: Network, files_needed: int) -> list[Finding]:
             network, "net.ipv4.tcp_slow_start_after_idle", 0, "after a pause 100 KB take six times as long"
         ),
         _initial_window(network),
+        _receive_buffer(network),
         _files(network, files_needed),
     ]
     if network.clock_synchronised is not None:
@@ -158,6 +160,22 @@ def _initial_window(network: Network) -> Finding | None:
         "initcwnd of the default route",
         f"{windows.get('initcwnd', 10)}: the first 100 KB of a connection take three round trips",
         f"ip route change {plain} initcwnd {INITIAL_WINDOW} initrwnd {INITIAL_WINDOW}",
+    )
+
+
+def _receive_buffer(network: Network) -> Finding | None:
+    name = "net.ipv4.tcp_rmem"
+    text = network.sysctls.get(name)
+    if text is None:
+        return None
+    least, first, most = map(int, text.split())
+    if first >= RECEIVE_BYTES:
+        return Finding(State.OK, name, " ".join(text.split()))
+    return Finding(
+        State.SLOW,
+        name,
+        f"{first} at first: a new connection offers half of it, 100 KB take a round trip more",
+        f'sysctl -w {name}="{least} {RECEIVE_BYTES} {max(most, RECEIVE_BYTES)}"',
     )
 
 
@@ -265,6 +283,7 @@ def read_network(wanted_congestion: str = "cubic") -> Network:
     names = (
         "net.ipv4.tcp_slow_start_after_idle",
         "net.ipv4.tcp_allowed_congestion_control",
+        "net.ipv4.tcp_rmem",
         "net.core.somaxconn",
         "net.ipv4.tcp_max_syn_backlog",
     )

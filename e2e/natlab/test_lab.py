@@ -83,12 +83,15 @@ def test_what_the_doctor_prescribes_mends() -> None:
     with Lab() as lab:
         before = lab.run("hA", *examine)
         mends = [line.partition("mend: ")[2] for line in before.splitlines() if "mend: " in line]
-        wanted = [
-            mend for mend in mends if mend.startswith(("sysctl -w net.ipv4.tcp_slow", "ip route change"))
-        ]
-        assert len(wanted) == 2, before
+        ours = ("sysctl -w net.ipv4.tcp_slow", "sysctl -w net.ipv4.tcp_rmem", "ip route change")
+        wanted = [mend for mend in mends if mend.startswith(ours)]
+        assert len(wanted) == 3, before
         for command in wanted:
             lab.run("hA", *shlex.split(command))
         after = lab.run("hA", *examine)
-        for what in ("net.ipv4.tcp_slow_start_after_idle", "initcwnd of the default route"):
+        for what in (
+            "net.ipv4.tcp_slow_start_after_idle",
+            "net.ipv4.tcp_rmem",
+            "initcwnd of the default route",
+        ):
             assert any(line.startswith("ok") and what in line for line in after.splitlines()), after

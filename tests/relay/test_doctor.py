@@ -18,6 +18,7 @@ TUNED = Network(
     sysctls={
         "net.ipv4.tcp_slow_start_after_idle": "0",
         "net.ipv4.tcp_allowed_congestion_control": "reno bbr",
+        "net.ipv4.tcp_rmem": "4096\t1048576\t33554432",
         "net.core.somaxconn": "4096",
         "net.ipv4.tcp_max_syn_backlog": "8192",
     },
@@ -42,7 +43,7 @@ def with_sysctl(name: str, value: str) -> Network:
 
 def test_tuned_machine_has_nothing_to_mend() -> None:
     found = check_relay(RelayFacts(TUNED, modules={"uvicorn": True}), CONFIG)
-    assert len(found) == 13 and all(each.state is State.OK and not each.mend for each in found)
+    assert len(found) == 14 and all(each.state is State.OK and not each.mend for each in found)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,12 @@ def test_tuned_machine_has_nothing_to_mend() -> None:
             "net.ipv4.tcp_slow_start_after_idle",
             State.SLOW,
             "sysctl -w net.ipv4.tcp_slow_start_after_idle=0",
+        ),
+        (
+            with_sysctl("net.ipv4.tcp_rmem", "4096\t131072\t6291456"),
+            "net.ipv4.tcp_rmem",
+            State.SLOW,
+            'sysctl -w net.ipv4.tcp_rmem="4096 1048576 6291456"',
         ),
         (
             with_sysctl("net.core.somaxconn", "128"),
