@@ -83,6 +83,60 @@ test('partials are narrowed as the relay expects', () => {
   }
 });
 
+test('partials are as near to f64 as their grid allows: x32 to f32 itself, x16 to 15 bits of the channel; what is larger travels wide', (t) => {
+  const [d, f, rows, topK] = [64, 32, 6, 2];
+  const formula = {
+    hidden_dim: d, expert_dim: f, gate_type: null, up_type: 0, down_type: 0,
+    activation: 'relu', alpha: 0, limit: 0, weight_position: 'after', biased: false,
+  };
+  let seed = 7;
+  const random = () => (((seed = (seed * 1664525 + 1013904223) >>> 0) / 2 ** 32) * 2 - 1);
+  const weights = [0, 1, 2].map(() => Float32Array.from({ length: 2 * d * f }, (_, i) => (random() * (1 + (i % 5))) / 8));
+  const x = Float32Array.from({ length: rows * d }, random);
+  const pickExpert = Uint16Array.from({ length: rows * topK }, (_, i) => (i * 2) % 3);
+  const pickWeight = Float32Array.from({ length: rows * topK }, () => Math.abs(random()));
+  const wanted = new Float64Array(rows * d); // every product in f64
+  for (let pick = 0; pick < rows * topK; pick++) {
+    const row = Math.floor(pick / topK);
+    const w = weights[pickExpert[pick]];
+    const h = Float64Array.from({ length: f }, (_, j) => Math.max(0, x.subarray(row * d, (row + 1) * d).reduce((sum, v, c) => sum + w[j * d + c] * v, 0)));
+    for (let c = 0; c < d; c++) wanted[row * d + c] += pickWeight[pick] * h.reduce((sum, v, j) => sum + w[d * f + c * f + j] * v, 0);
+  }
+  const most = Array.from({ length: d }, (_, c) => Math.max(...Array.from({ length: rows }, (_, row) => Math.abs(wanted[row * d + c]))));
+  const exponents = most.map((value) => Math.ceil(Math.log2(value)));
+  const layer = Math.max(...exponents);
+  const call = {
+    formula, numTokens: rows, x: new Uint8Array(x.buffer), encoding: 0, rowExponents: new Int16Array(rows), counts: new Uint16Array(rows).fill(topK),
+    experts: weights.map((w) => kernel.pack(formula, new Uint8Array(w.buffer))), pickExpert, pickWeight,
+  };
+  const grids = [
+    { name: 'x32', grid: 0, layerExponents: layer, step: () => 2 ** (layer - 31), width: 4 },
+    { name: 'x16', grid: 1, layerExponents: exponents, step: (/** @type {number} */ c) => 2 ** (exponents[c] - 15), width: 2 },
+    { name: 'x16, outgrown', grid: 1, layerExponents: exponents.map((e) => e - 6), step: (/** @type {number} */ c) => 2 ** (exponents[c] - 21), width: 4 },
+  ];
+  for (const { name, grid, layerExponents, step, width } of grids) {
+    const sums = kernel.answer({ ...call, grid, layerExponents });
+    const { widths, data } = kernel.partial({ ...call, grid, layerExponents });
+    assert.ok(Math.max(...widths) === width, `${name}: widths ${widths}`);
+    let worst = 0;
+    let at = 0;
+    for (let row = 0; row < rows; row++) {
+      const values = widths[row] === 2 ? new Int16Array(data.buffer, at, d) : new Int32Array(data.buffer, at, d);
+      at += Math.ceil((widths[row] * d) / 8) * 8;
+      for (let c = 0; c < d; c++) {
+        assert.equal(BigInt(values[c]), sums[row * d + c], 'whatever the width, the sum is the same');
+        const error = Math.abs(values[c] * step(c) - wanted[row * d + c]);
+        assert.ok(error <= (topK / 2) * step(c) + 2 ** -20 * most[c], `${name}: ${error} at row ${row}, channel ${c}`);
+        worst = Math.max(worst, error / most[c]);
+      }
+    }
+    assert.equal(at, data.length);
+    t.diagnostic(`${name}: at most ${worst.toExponential(1)} of the largest value of a channel from f64`);
+    if (name === 'x32') assert.ok(worst < 1e-6);
+    if (name === 'x16') assert.ok(worst > 1e-6 && worst < 2 ** -13);
+  }
+});
+
 test('sha256 is that of node', () => {
   for (const length of [0, 1, 55, 56, 63, 64, 65, 119, 120, 1000, 100_003]) {
     const data = Uint8Array.from({ length }, (_, i) => (i * 31) & 255);
