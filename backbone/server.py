@@ -15,8 +15,10 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -38,6 +40,7 @@ from backbone.gateway.app import Door, create_gateway
 from backbone.lanes.chooser import LaneChooser, Opener
 from backbone.lanes.direct import LinkListener
 from backbone.lanes.link import Link, accepting_session
+from backbone.lanes.network import address_towards, watch
 from backbone.lanes.openers import DIRECT, DirectOpener
 from backbone.lanes.relayed import LaneHandlers, RelayedLane
 from backbone.lanes.webrtc import WEBRTC, WebRtcOpener
@@ -241,6 +244,16 @@ class Backbone:
         openers[WEBRTC] = webrtc = WebRtcOpener(lambda: relayed.stun)
         self._on_welcome = webrtc.prepare
         self._stack.callback(webrtc.close)
+
+        def network_changed() -> None:
+            log.info("this machine's network changed: all lanes are tried again")
+            webrtc.network_changed()
+            chooser.network_changed()
+
+        relay = urlsplit(relay_url)
+        look = partial(address_towards, relay.hostname or "", relay.port or 443)
+        task = asyncio.create_task(watch(look, network_changed))
+        self._stack.callback(task.cancel)
         return chooser
 
     @property

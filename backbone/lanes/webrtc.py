@@ -119,6 +119,10 @@ class NatWatch:
             return None
         return await asyncio.shield(self._task)
 
+    def forget(self) -> None:
+        """The network is another now: ask anew when somebody wants to know."""
+        self._asked = ("", 0.0)
+
     def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -356,6 +360,11 @@ class WebRtcOpener:
         """The relay is known now: find out what NAT we are behind."""
         if native() is not None:
             self._nat.prepare(self._stun())
+
+    def network_changed(self) -> None:
+        """Whatever NAT we were behind, we may be behind another."""
+        self._nat.forget()
+        self.prepare()
 
     def close(self) -> None:
         self._nat.close()
