@@ -68,6 +68,11 @@ def create_app(config: Config) -> Starlette:
             headers={"cache-control": "no-store"},
         )
 
+    def lane(request: Request) -> Response:
+        id_start = request.path_params["id"]
+        found = hub.path_of(id_start) if len(id_start) == 8 else None
+        return JSONResponse(found, headers={"cache-control": "no-store"})  # null: not here
+
     def qr(request: Request) -> Response:
         image = io.BytesIO()
         url = config.public_url or str(request.base_url)
@@ -84,6 +89,7 @@ def create_app(config: Config) -> Starlette:
             Route("/healthz", health),
             Route("/metrics", prometheus),
             Route("/status.json", status),
+            Route("/lanes/{id}.json", lane),
             Route("/qr.svg", qr),
             *slices.routes(),
             *verify.routes(config.pyodide_dir),

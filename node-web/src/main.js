@@ -11,6 +11,7 @@ import { PledgePanel } from './ui/pledge.js';
 
 /** @typedef {import('./client.js').Status} Status */
 
+const LANE_MS = 10_000;
 const TOO_OLD = 'The page’s worker does not start. Reload the page; if that does not help, use a current Chrome, Edge, Firefox or Safari (iOS 16.4 or later).';
 
 /** What the address asks for behind #: `auto`, `key=` fingerprint of the only backbone to work for. */
@@ -169,6 +170,15 @@ document.addEventListener('visibilitychange', () => {
   tell({ type: 'look' });
   if (worker !== null) surroundings.keepAwake(true);
 });
+
+/** Ask the relay what the backbone says of our lane; only while somebody looks. */
+async function lookAtLane() {
+  if (status?.state !== 'ASSIGNED' || document.visibilityState !== 'visible') return;
+  const answer = await fetch(`lanes/${identity().id.slice(0, 8)}.json`, { cache: 'no-store' }).catch(() => null);
+  facts.lane = answer?.ok ? await answer.json().catch(() => null) : null;
+  facts.show(status, surroundings.now);
+}
+setInterval(lookAtLane, LANE_MS);
 
 const asked = new URLSearchParams(location.search).get('auto') === '1' || fragment.has('auto');
 if (asked && device.workers) start(pledge.chosenMb());

@@ -472,6 +472,13 @@ class Hub:
             ],
         }
 
+    def path_of(self, id_start: str) -> dict[str, Any] | None:
+        """Say which lane carries the calls of the node whose id begins so; None if it is not here."""
+        for node in self.pool.nodes.values():
+            if node.node_id.startswith(id_start):
+                return self._path(node.backbone, node.handle)
+        return None
+
     def _path(self, backbone: int | None, node: int) -> dict[str, Any]:
         """Say which lane carries a node's calls, as its backbone reported; without a report, the relay's."""
         said = self._paths.get(backbone or 0, {}).get(node)

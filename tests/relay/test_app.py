@@ -139,6 +139,13 @@ def test_status_metrics_and_command_say_which_lane_carries_calls_why_and_since_w
                     (line,) = [line for line in out.getvalue().splitlines() if "webrtc" in line]
                     said = "webrtc 41.0/44.5 30 faster by half" if measured else "webrtc - - faster by half"
                     assert " ".join(line.split()).endswith(said)
+                    path = (await http.get(f"/lanes/{name}.json")).json()
+                    assert (path["lane"], path["why"]) == ("webrtc", "faster by half")
+                    assert (path["age_s"] or 0) >= (30 if measured else 0) and (
+                        path["age_s"] is None
+                    ) != measured
+                    for nobody in ("ffffffff", name[:4]):
+                        assert (await http.get(f"/lanes/{nobody}.json")).json() is None
                     metrics = (await http.get("/metrics")).text
                     assert f'relay_node_lane{{lane="webrtc",node="{name}"}} 1.0' in metrics
                     assert 'lane="relayed"' not in metrics

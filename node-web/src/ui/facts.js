@@ -9,6 +9,7 @@ import { bytes } from './format.js';
  * @typedef {{level: number, charging: boolean}|null} Battery
  * @typedef {{battery: Battery, metered: boolean, awake: boolean}} Surroundings
  * @typedef {import('../client.js').Status} Status
+ * @typedef {{lane: string, why: string, age_s: number|null}} Lane
  */
 
 export class FactsPanel {
@@ -28,12 +29,14 @@ export class FactsPanel {
       element('missing').hidden = false;
     }
     this.shown = '';
+    /** Which lane carries our calls, as the backbone says. @type {Lane|null} */
+    this.lane = null;
   }
 
   /** @param {Status|null} status @param {Surroundings} around */
   show(status, around) {
     const running = status !== null && status.state !== 'CLOSED';
-    const facts = [...kernelFacts(status), ...sealFacts(status), ...storeFacts(status), ...powerFacts(this.device, around, running)];
+    const facts = [...kernelFacts(status), ...sealFacts(status), ...(running ? laneFacts(this.lane) : []), ...storeFacts(status), ...powerFacts(this.device, around, running)];
     if ((status?.state === 'ASSIGNED' || status?.state === 'GREETED') && status.lastFault) facts.push(['warn', `Last difficulty: ${status.lastFault}`]);
     const text = JSON.stringify(facts);
     if (text === this.shown) return;
@@ -54,6 +57,13 @@ function kernelFacts(status) {
   if (status.kernelTest === 'failed') return [['bad', 'The arithmetic test failed: this browser must not contribute']];
   if (status.kernelTest === 'untested') return [['', 'The arithmetic test is running']];
   return [['good', `The arithmetic test passed (${status.kernel})`]];
+}
+
+/** @param {Lane|null} lane @returns {[Mark, string][]} */
+function laneFacts(lane) {
+  if (lane === null) return [];
+  const age = lane.age_s === null ? 'not measured yet' : `measured ${Math.round(lane.age_s)} s ago`;
+  return [['', `Calls take the ${lane.lane} lane: ${lane.why} (${age})`]];
 }
 
 /** @param {Status|null} status @returns {[Mark, string][]} */
