@@ -207,6 +207,18 @@ def check_relay(facts: RelayFacts, config: Config) -> list[Finding]:
         if each is not None:
             found.append(each)
     found += _ports(facts, config)
+    next_port = config.stun_port + 1
+    if config.stun_port and config.stun_alt_port != next_port and config.stun_addresses is None:
+        said = "none" if not config.stun_alt_port else f"{config.stun_alt_port}, peers ask {next_port}"
+        mend = f"relay serve --stun-alt-port {next_port}"
+        found.append(
+            Finding(
+                State.SLOW,
+                "second STUN port",
+                f"{said}: nobody learns how a NAT maps, all punches are tried",
+                mend,
+            )
+        )
     if facts.missing:
         found.append(
             Finding(State.BROKEN, "page and kernels", f"missing: {', '.join(facts.missing)}", "make setup")

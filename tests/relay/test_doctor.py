@@ -168,3 +168,14 @@ def test_each_accepted_socket_has_the_tuning_of_the_listener() -> None:
                 assert found.rstrip(b"\0").decode() == wanted == "reno"
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
                 assert client.fileno() >= 0
+
+
+@pytest.mark.parametrize(("port", "said"), [(0, "none"), (4000, "4000, peers ask 3479")])
+def test_second_stun_port_is_where_peers_look_for_it(port: int, said: str) -> None:
+    found = of(check_relay(RelayFacts(TUNED), Config(stun_alt_port=port)), "second STUN port")
+    assert found.state is State.SLOW and found.found.startswith(said)
+    assert found.mend == "relay serve --stun-alt-port 3479"
+    tells = Config(
+        stun_alt_port=port, stun_addresses="192.0.2.1,192.0.2.2"
+    )  # the answers name the other port
+    assert not [each for each in check_relay(RelayFacts(TUNED), tells) if each.what == "second STUN port"]
