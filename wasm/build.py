@@ -73,6 +73,7 @@ def _targets() -> dict[str, Target]:
         _native("scalar", suffix, "-target", scalar, "-DEXPERT_SCALAR"),
         _native("sse41", suffix, "-target", intel, "-mcpu=x86_64+ssse3+sse4_1"),
         _native("avx2", suffix, "-target", intel, "-mcpu=x86_64_v3"),
+        _native("avx512vnni", suffix, "-target", intel, "-mcpu=x86_64_v4+avx512vnni"),
         # Every Mac has the dot product instructions; a Linux board may not.
         _native("neon", suffix, "-target", arm, "-mcpu=apple_m1" if mac else "-mcpu=generic"),
     )
@@ -84,7 +85,7 @@ def _is_arm() -> bool:
 
 
 TARGETS = _targets()
-NATIVE_TARGETS = ("scalar", "neon") if _is_arm() else ("scalar", "sse41", "avx2")
+NATIVE_TARGETS = ("scalar", "neon") if _is_arm() else ("scalar", "sse41", "avx2", "avx512vnni")
 WASM_TARGETS = ("plain", "relaxed16", "relaxed32")
 
 

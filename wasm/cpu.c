@@ -24,8 +24,10 @@ static int32_t level(void) {
     const int avx =
         (c & bit_AVX) && (c & bit_OSXSAVE) && (c & bit_F16C) && (enabled_state() & 6) == 6;
     if (!avx || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 1;
-    // The avx2 library is compiled for x86-64-v3, which has BMI as well.
-    return (b & bit_AVX2) && (b & bit_BMI) && (b & bit_BMI2) ? 2 : 1;
+    // The avx2 library is compiled for x86-64-v3, which has BMI as well; avx512vnni for x86-64-v4.
+    if (!(b & bit_AVX2) || !(b & bit_BMI) || !(b & bit_BMI2)) return 1;
+    const uint32_t wide = bit_AVX512F | bit_AVX512BW | bit_AVX512CD | bit_AVX512DQ | bit_AVX512VL;
+    return (b & wide) == wide && (c & bit_AVX512VNNI) && (enabled_state() & 0xe6) == 0xe6 ? 3 : 2;
 }
 #else
 static int32_t level(void) { return 1; }

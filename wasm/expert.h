@@ -112,8 +112,8 @@ typedef struct { // bytes [offset, offset + size) of a slice
 } ExpertPiece;
 
 int32_t expert_abi_version(void);
-const char *expert_build(void); // "scalar", "sse41", "avx2", "neon", "wasm-plain"
-// What this CPU runs: 0 "scalar", 1 "sse41" or "neon", 2 "avx2". Ask the scalar library.
+const char *expert_build(void); // "scalar", "sse41", "avx2", "neon", "wasm-plain" ...
+// What this CPU runs: 0 "scalar", 1 "sse41" or "neon", 2 "avx2", 3 "avx512vnni". Ask the scalar library.
 int32_t expert_cpu_level(void);
 
 // Number of formats, and the ggml type of each: what this build can hold.
@@ -193,6 +193,11 @@ int32_t expert_num_self_tests(void);
 ptrdiff_t expert_self_test_scratch_bytes(void);
 int32_t expert_self_test(int32_t index, int32_t num_tokens, uint8_t *scratch, size_t scratch_bytes,
                          uint8_t digest[32]);
+
+// The digest of any known answer, also of those that the kernel does not carry with it: known formula
+// `number` (-1: silu) in any format. For tests, which know them all.
+int32_t expert_known_digest(int32_t number, int32_t type, int32_t num_tokens, uint8_t *scratch,
+                            size_t scratch_bytes, uint8_t digest[32]);
 
 // Read memory and return a checksum: the bandwidth a kernel can hope for. For benchmarks only.
 uint32_t expert_read_memory(const uint8_t *data, size_t size_bytes);

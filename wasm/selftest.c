@@ -292,6 +292,19 @@ EXPERT_EXPORT(expert_num_self_tests) int32_t expert_num_self_tests(void) {
     return expert_num_formats() + NUM_FORMULAS * NUM_FORMULA_TYPES;
 }
 
+EXPERT_EXPORT(expert_known_digest)
+int32_t expert_known_digest(int32_t number, int32_t type, int32_t num_tokens, uint8_t *scratch,
+                            size_t scratch_bytes, uint8_t digest[32]) {
+    const ExpertFormat *format = expert_find_format(type);
+    if (!format) return EXPERT_UNSUPPORTED_FORMAT;
+    if (number < -1 || number >= NUM_FORMULAS) return EXPERT_UNSUPPORTED_FORMULA;
+    if (num_tokens < 1 || num_tokens > MAX_TOKENS) return EXPERT_BAD_SIZE;
+    const Case known = case_of(format);
+    if (scratch_bytes < case_bytes(&known, number)) return EXPERT_SCRATCH_TOO_SMALL;
+    uint8_t *memory = scratch + (64 - (uintptr_t)scratch % 64) % 64;
+    return run(&known, number, (size_t)num_tokens, memory, digest);
+}
+
 EXPERT_EXPORT(expert_self_test)
 int32_t expert_self_test(int32_t index, int32_t num_tokens, uint8_t *scratch, size_t scratch_bytes,
                          uint8_t digest[32]) {
@@ -300,11 +313,8 @@ int32_t expert_self_test(int32_t index, int32_t num_tokens, uint8_t *scratch, si
     const int32_t number = beyond < 0 ? -1 : beyond / NUM_FORMULA_TYPES;
     const int32_t type =
         beyond < 0 ? expert_format_type(index) : formula_types[beyond % NUM_FORMULA_TYPES];
-    const Case known = case_of(expert_find_format(type)), *c = &known;
-    if (num_tokens < 1 || num_tokens > MAX_TOKENS) return EXPERT_BAD_SIZE;
-    if (scratch_bytes < case_bytes(c, number)) return EXPERT_SCRATCH_TOO_SMALL;
     const int32_t error =
-        run(c, number, (size_t)num_tokens, scratch + (64 - (uintptr_t)scratch % 64) % 64, digest);
+        expert_known_digest(number, type, num_tokens, scratch, scratch_bytes, digest);
     if (error) return error;
     for (const Golden *g = golden; g->type >= 0; g++)
         if (g->formula == number && g->type == type && g->num_tokens == num_tokens &&

@@ -25,7 +25,7 @@ MAX_SELF_TESTS = 16
 SELF_TEST_ROWS = (2, 7)  # together they have a tile of every size
 _ARM = platform.machine().lower() in ("arm64", "aarch64")
 NATIVE_BUILDS = (
-    ("scalar", "neon") if _ARM else ("scalar", "sse41", "avx2")
+    ("scalar", "neon") if _ARM else ("scalar", "sse41", "avx2", "avx512vnni")
 )  # worst first, by expert_cpu_level()
 
 
@@ -158,6 +158,7 @@ def load(folder: Path, name: str) -> ctypes.CDLL:
         "expert_self_tests_for": (i32, [pointer, pointer]),
         "expert_self_test_scratch_bytes": (size, []),
         "expert_self_test": (i32, [i32, i32, pointer, word, pointer]),
+        "expert_known_digest": (i32, [i32, i32, i32, pointer, word, pointer]),
         "expert_read_memory": (ctypes.c_uint32, [pointer, word]),
     }
     for function, (result, arguments) in signatures.items():

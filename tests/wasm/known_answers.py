@@ -1,8 +1,8 @@
 """
 The known answers (wasm/CONTRACT.md, "Known answers"), computed by the NumPy reference.
 
-`python -m tests.wasm.known_answers` writes wasm/hashes.txt and tests/vectors/kernel.json; a test fails when
-either is stale.
+`python -m tests.wasm.known_answers` writes wasm/hashes.txt, tests/vectors/kernel_digests.txt (every formula
+in every format) and tests/vectors/kernel.json; a test fails when one is stale.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from relay.wire.tensors import Grid, XEncoding, encode_partial, encode_x, row_ex
 ROOT = Path(__file__).resolve().parents[2]
 HASHES = ROOT / "wasm" / "hashes.txt"
 VECTORS = ROOT / "tests" / "vectors" / "kernel.json"
+DIGESTS = ROOT / "tests" / "vectors" / "kernel_digests.txt"
 ROWS = (1, 2, 7)
 NUM_EXPERTS, TOP_K, LAYER_EXPONENT = 3, 2, 6
 # By columns of a block: the shape, and the encoding in which a row of x loses nothing.
@@ -131,9 +132,15 @@ def make_slice(formula: Formula, expert: int) -> npt.NDArray[np.uint8]:
     return np.concatenate([*parts, extras.view(np.uint8)])
 
 
-def known_case(ggml_type: int, num_tokens: int, what: dict[str, Any] | None = None) -> KnownCase:
-    hidden_dim, _, encoding = SHAPES[FORMATS[ggml_type].block]
-    formula = known_formula(ggml_type, what or {})
+def known_case(
+    ggml_type: int,
+    num_tokens: int,
+    what: dict[str, Any] | None = None,
+    dims: tuple[int, int] | None = None,
+) -> KnownCase:
+    hidden_dim, expert_dim, encoding = SHAPES[FORMATS[ggml_type].block]
+    hidden_dim, expert_dim = dims or (hidden_dim, expert_dim)
+    formula = replace(known_formula(ggml_type, what or {}), hidden_dim=hidden_dim, expert_dim=expert_dim)
     slices = [make_slice(formula, e) for e in range(NUM_EXPERTS)]
     x = (words(100, num_tokens * hidden_dim).view(np.int32) >> 8).astype(np.float32) * np.float32(2.0**-23)
     x = x.reshape(num_tokens, hidden_dim)
@@ -167,12 +174,24 @@ def hashes() -> str:
     return "\n".join(lines) + "\n"
 
 
+def digest_line(number: int, ggml_type: int) -> str:
+    """Number of the formula (-1: silu), ggml type, rows, SHA-256."""
+    what = {} if number < 0 else FORMULAS[number]
+    return f"{number} {ggml_type} 7 {known_case(ggml_type, 7, what).digest}"
+
+
+def digests() -> str:
+    """Give the text of kernel_digests.txt, a line for every formula in every format."""
+    lines = [digest_line(number, ggml_type) for ggml_type in TYPES for number in range(-1, len(FORMULAS))]
+    return "\n".join(lines) + "\n"
+
+
 def vectors() -> str:
     """Give the text of tests/vectors/kernel.json: small calls with their answers."""
     cases = []
     examples = [(t, {}) for t in (0, 1, 8)] + [(8, what) for what in FORMULAS]
     for ggml_type, what in examples:
-        case = known_case(ggml_type, 2, what)
+        case = known_case(ggml_type, 2, what, dims=(32, 32) if ggml_type == 8 else (20, 12))
         cases.append(
             {
                 "formula": case.formula.to_json(),
@@ -219,6 +238,7 @@ def partial_vectors() -> list[dict[str, object]]:
 
 def main() -> None:
     HASHES.write_text(hashes())
+    DIGESTS.write_text(digests())
     VECTORS.write_text(vectors())
 
 

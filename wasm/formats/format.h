@@ -52,7 +52,7 @@ typedef struct {
                  size_t num_tokens, float *y, size_t stride);
 } ExpertFormat;
 
-enum { ROW_PAD = 8, MAX_TILE = 4, PREFETCH_AHEAD = 2048, PACK_SLACK = 4096 };
+enum { ROW_PAD = 16, MAX_TILE = 4, PREFETCH_AHEAD = LANES == 16 ? 4096 : 2048, PACK_SLACK = 4096 };
 
 extern const ExpertFormat expert_f32, expert_f16, expert_bf16, expert_q8_0, expert_q4_0;
 extern const ExpertFormat expert_q4_1, expert_q5_0, expert_q5_1, expert_iq4_nl, expert_mxfp4;

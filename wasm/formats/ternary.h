@@ -5,7 +5,8 @@
 //
 //   weight[c] = d * q[c];            sum += (d * dx) * (f32)(q . x);  the 1 goes off through Σ x
 //
-// The including file says: COLS, BYTES, HAS_MINIMUM 0, D_AT, unpack(block, w).
+// The including file says: COLS, BYTES, HAS_MINIMUM 0, D_AT, unpack(block, w);
+// for the fast path codes_of(block, room): the 64 bytes of codes in the order above, `room` or others.
 #include "unpacked.h"
 
 static int block_is_finite(const uint8_t *block) { return f16_is_finite(load_u16(block + D_AT)); }
@@ -49,15 +50,11 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
 }
 
 static void pack_block(const uint8_t *block, size_t lane, uint8_t *group) {
-    Unpacked w;
-    unpack(block, &w);
+    uint8_t room[64];
+    const uint8_t *codes = codes_of(block, room);
     __builtin_memcpy(group + 2 * lane, block + D_AT, 2);
-    for (int i = 0; i < 64; i++) { // i: 32 h + 4 v + byte
-        unsigned byte = 0;
-        for (int s = 0; s < 4; s++)
-            byte |= (unsigned)(w.q[128 * (i / 32) + 32 * s + i % 32] + 1) << 2 * s;
-        group[CODES + 4 * LANES * (size_t)(i / 4) + 4 * lane + (size_t)(i % 4)] = (uint8_t)byte;
-    }
+    for (size_t i = 0; i < 16; i++)
+        __builtin_memcpy(group + CODES + 4 * LANES * i + 4 * lane, codes + 4 * i, 4);
 }
 #endif
 #include "block256.h"

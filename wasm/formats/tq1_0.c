@@ -25,6 +25,19 @@ static void unpack(const uint8_t *block, Unpacked *w) {
     digits(block + 32, 16, 5, w->q + 160);
     digits(block + 48, 4, 4, w->q + 240);
 }
+#if !defined(EXPERT_SCALAR)
+static const uint8_t *codes_of(const uint8_t *block, uint8_t *room) {
+    Unpacked w;
+    unpack(block, &w);
+    for (int h = 0; h < 2; h++) {
+        const int8_t *q = w.q + 128 * h;
+        for (int c = 0; c < 32; c++) // 85: the 1 that was taken off each of four codes
+            room[32 * h + c] =
+                (uint8_t)(q[c] + 4 * q[32 + c] + 16 * q[64 + c] + 64 * q[96 + c] + 85);
+    }
+    return room;
+}
+#endif
 #include "ternary.h"
 
 const ExpertFormat expert_tq1_0 = {34, COLS, BYTES, WANTS_Q8A256, packed_bytes, pack, rows};

@@ -97,7 +97,7 @@ def stage(project: Path) -> None:
 
     shutil.copytree(ROOM / "project", project, ignore=shutil.ignore_patterns("__pycache__"))
     kernel = project / "kernel"
-    for source in [*ROOM.parent.glob("*.[ch]"), *ROOM.parent.glob("formats/*.[ch]")]:
+    for source in [*ROOM.parent.glob("*.[ch]"), *ROOM.parent.glob("*/*.[ch]")]:
         target = kernel / source.relative_to(ROOM.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, target)

@@ -1,0 +1,155 @@
+// wasm SIMD128: plain, or with one of the two relaxed products (-DEXPERT_RELAXED=16 or 32).
+//
+// A relaxed product may do as it likes where the weight byte is not 0..127 or the activation is -128,
+// and gives the one exact answer everywhere else. So part_dot(), whose weights are 0..127, uses it, and
+// dot_s8() never does: its weights may be -128. Of the two, 16 is pmaddubsw on x86 and 32 is sdot on arm.
+#include <wasm_simd128.h>
+#if !defined(EXPERT_RELAXED)
+#define BUILD_NAME "wasm-plain"
+#elif EXPERT_RELAXED == 16
+#define BUILD_NAME "wasm-relaxed16"
+#elif EXPERT_RELAXED == 32
+#define BUILD_NAME "wasm-relaxed32"
+#endif
+#if defined(EXPERT_RELAXED) && EXPERT_RELAXED == 16
+enum { LANES = 4, PART_STEPS_U6 = 2 }; // Part, Scale: i16 pairs; a scale stands twice
+#else
+enum { LANES = 4, PART_STEPS_U6 = 4 };
+#endif
+typedef v128_t vi, vf, Part, Scale;
+typedef struct {
+    v128_t even, odd; // i16 pairs (x0, x2) and (x1, x3) in every lane
+    v128_t bytes;     // relaxed: x0 x1 x2 x3 in every lane
+} xq;
+typedef struct {
+    v128_t lo, hi;
+} f8;
+typedef struct {
+    int16_t v[4]; // x0 x2 x1 x3
+#if defined(EXPERT_RELAXED)
+    int8_t bytes[4]; // both forms: whichever a format does not read is never loaded
+#endif
+} Quad;
+#if defined(EXPERT_RELAXED)
+INLINE Quad quad_of(const int8_t *x) {
+    return (Quad){{x[0], x[2], x[1], x[3]}, {x[0], x[1], x[2], x[3]}};
+}
+#else
+INLINE Quad quad_of(const int8_t *x) { return (Quad){{x[0], x[2], x[1], x[3]}}; }
+#endif
+
+INLINE vi vi_zero(void) { return wasm_i32x4_const_splat(0); }
+INLINE vi vi_load(const void *p) { return wasm_v128_load(p); }
+INLINE vi vi_splat(int32_t a) { return wasm_i32x4_splat(a); }
+INLINE vi vi_lookup16(const int8_t *table, vi index) {
+#if defined(EXPERT_RELAXED) // an index of 0..15 gives the same bytes in both
+    return wasm_i8x16_relaxed_swizzle(wasm_v128_load(table), index);
+#else
+    return wasm_i8x16_swizzle(wasm_v128_load(table), index);
+#endif
+}
+INLINE vi vi_add(vi a, vi b) { return wasm_i32x4_add(a, b); }
+INLINE vi vi_sub(vi a, vi b) { return wasm_i32x4_sub(a, b); }
+INLINE vi vi_or(vi a, vi b) { return wasm_v128_or(a, b); }
+INLINE vi vi_and_bytes(vi a, uint8_t mask) {
+    return wasm_v128_and(a, wasm_i8x16_splat((int8_t)mask));
+}
+#define vi_shl16(a, n) wasm_i16x8_shl(a, n)
+#define vi_shr16(a, n) wasm_u16x8_shr(a, n)
+#define vi_shl32(a, n) wasm_i32x4_shl(a, n)
+INLINE xq xq_load(const Quad *q) {
+#if defined(EXPERT_RELAXED)
+    const v128_t bytes = wasm_v128_load32_splat(q->bytes);
+#else
+    const v128_t bytes = wasm_i32x4_const_splat(0);
+#endif
+    return (xq){wasm_v128_load32_splat(q), wasm_v128_load32_splat(q->v + 2), bytes};
+}
+INLINE vi dot_s8(vi acc, xq x, vi w) {
+    vi even = wasm_i16x8_shr(wasm_i16x8_shl(w, 8), 8), odd = wasm_i16x8_shr(w, 8);
+    return vi_add(acc,
+                  vi_add(wasm_i32x4_dot_i16x8(even, x.even), wasm_i32x4_dot_i16x8(odd, x.odd)));
+}
+INLINE vi sub_dot(vi sub, xq x, vi w, Scale s) {
+    (void)s;
+    return dot_s8(sub, x, w);
+}
+INLINE Part part_zero(void) { return vi_zero(); }
+INLINE vi pairs_u8(const void *p) { return wasm_u16x8_load8x8(p); }
+INLINE vi pairs_i8(const void *p) { return wasm_i16x8_load8x8(p); }
+INLINE vi pairs_dot(vi acc, vi pairs, const int16_t *two) {
+    return vi_add(acc, wasm_i32x4_dot_i16x8(pairs, wasm_v128_load32_splat(two)));
+}
+#if defined(EXPERT_RELAXED) && EXPERT_RELAXED == 16
+INLINE Part part_dot(Part p, xq x, vi w) {
+    return wasm_i16x8_add(p, wasm_i16x8_relaxed_dot_i8x16_i7x16(x.bytes, w));
+}
+INLINE vi part_scaled(vi acc, Part p, Scale s) { return vi_add(acc, wasm_i32x4_dot_i16x8(p, s)); }
+INLINE Scale scale_even(vi pairs) {
+    return wasm_i16x8_shuffle(pairs, pairs, 0, 0, 2, 2, 4, 4, 6, 6);
+}
+INLINE Scale scale_odd(vi pairs) {
+    return wasm_i16x8_shuffle(pairs, pairs, 1, 1, 3, 3, 5, 5, 7, 7);
+}
+INLINE vi part_sum(vi acc, Part p) { return part_scaled(acc, p, wasm_i16x8_const_splat(1)); }
+INLINE vi sub_end(vi acc, vi sub, Scale s) {
+    return vi_add(acc, wasm_i32x4_mul(sub, wasm_i32x4_shr(s, 16)));
+}
+#else
+#if defined(EXPERT_RELAXED)
+INLINE Part part_dot(Part p, xq x, vi w) {
+    return wasm_i32x4_relaxed_dot_i8x16_i7x16_add(x.bytes, w, p);
+}
+#else
+INLINE Part part_dot(Part p, xq x, vi w) {
+    vi even = wasm_v128_and(w, wasm_i16x8_const_splat(0xff)), odd = wasm_u16x8_shr(w, 8);
+    return vi_add(p, vi_add(wasm_i32x4_dot_i16x8(even, x.even), wasm_i32x4_dot_i16x8(odd, x.odd)));
+}
+#endif
+INLINE vi part_scaled(vi acc, Part p, Scale s) { return vi_add(acc, wasm_i32x4_mul(p, s)); }
+INLINE vi part_sum(vi acc, Part p) { return vi_add(acc, p); }
+INLINE vi sub_end(vi acc, vi sub, Scale s) { return vi_add(acc, wasm_i32x4_mul(sub, s)); }
+INLINE Scale scale_even(vi pairs) { return wasm_i32x4_shr(wasm_i32x4_shl(pairs, 16), 16); }
+INLINE Scale scale_odd(vi pairs) { return wasm_i32x4_shr(pairs, 16); }
+#endif
+INLINE vf vf_zero(void) { return wasm_f32x4_const_splat(0); }
+INLINE vf vf_splat(float a) { return wasm_f32x4_splat(a); }
+INLINE vf vf_of_vi(vi a) { return wasm_f32x4_convert_i32x4(a); }
+INLINE vf vf_mul(vf a, vf b) { return wasm_f32x4_mul(a, b); }
+INLINE vf vf_add(vf a, vf b) { return wasm_f32x4_add(a, b); }
+INLINE vf vf_sub(vf a, vf b) { return wasm_f32x4_sub(a, b); }
+INLINE void vf_store(float *p, vf a) { wasm_v128_store(p, a); }
+INLINE vf vf_load(const float *p) { return wasm_v128_load(p); }
+INLINE vf f16_lanes(v128_t wide) { // four f16 in the low halves of i32 lanes
+    v128_t sign = wasm_v128_and(wide, wasm_i32x4_const_splat(0x8000));
+    v128_t rest = wasm_v128_and(wide, wasm_i32x4_const_splat(0x7fff));
+    v128_t bits = wasm_v128_or(wasm_i32x4_shl(sign, 16), wasm_i32x4_shl(rest, 13));
+    return wasm_f32x4_mul(bits, wasm_f32x4_const_splat(0x1p112f));
+}
+INLINE vf vf_of_f16(const void *p) { return f16_lanes(wasm_u32x4_load16x4(p)); }
+INLINE vf vf_of_e8m0(const void *p) {
+    vi e = wasm_u32x4_extend_low_u16x8(wasm_u16x8_extend_low_u8x16(wasm_v128_load32_zero(p)));
+    vi first = wasm_u32x4_shr(e, 1), second = vi_sub(e, first), bias = wasm_i32x4_const_splat(63);
+    return vf_mul(wasm_i32x4_shl(vi_add(first, bias), 23),
+                  wasm_i32x4_shl(vi_add(second, bias), 23));
+}
+INLINE f8 f8_zero(void) { return (f8){vf_zero(), vf_zero()}; }
+INLINE f8 f8_load(const void *p) {
+    return (f8){wasm_v128_load(p), wasm_v128_load((const uint8_t *)p + 16)};
+}
+INLINE f8 f8_of_f16(const void *p) {
+    return (f8){f16_lanes(wasm_u32x4_load16x4(p)),
+                f16_lanes(wasm_u32x4_load16x4((const uint8_t *)p + 8))};
+}
+INLINE f8 f8_of_bf16(const void *p) {
+    return (f8){wasm_i32x4_shl(wasm_u32x4_load16x4(p), 16),
+                wasm_i32x4_shl(wasm_u32x4_load16x4((const uint8_t *)p + 8), 16)};
+}
+INLINE f8 f8_mul_add(f8 acc, f8 a, f8 b) {
+    return (f8){vf_add(acc.lo, vf_mul(a.lo, b.lo)), vf_add(acc.hi, vf_mul(a.hi, b.hi))};
+}
+INLINE float f8_sum(f8 a) { // ((0+4)+(2+6)) + ((1+5)+(3+7))
+    vf s = vf_add(a.lo, a.hi);
+    return (wasm_f32x4_extract_lane(s, 0) + wasm_f32x4_extract_lane(s, 2)) +
+           (wasm_f32x4_extract_lane(s, 1) + wasm_f32x4_extract_lane(s, 3));
+}
