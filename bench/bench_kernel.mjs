@@ -1,23 +1,25 @@
 /** kernel_timing.js in node; bench_kernel.py passes what to measure as JSON and reads the rows from stdout. */
 import { readFileSync } from 'node:fs';
 import { Worker } from 'node:worker_threads';
-import { measure, startUp } from './kernel_timing.js';
+import { callOverhead, measure, startUp } from './kernel_timing.js';
 
-const { kernels, folder, start_up: startUpOnly, ...shape } = JSON.parse(process.argv[2]);
+const { kernels, folder, what = 'measure', ...shape } = JSON.parse(process.argv[2]);
 /** What a browser's worker has and a thread of node has not. */
-const SHIM = `import { parentPort } from 'node:worker_threads';
-  globalThis.postMessage = (message) => parentPort.postMessage(message);
+const shim = (script) => `import { parentPort } from 'node:worker_threads';
+  globalThis.postMessage = (message, options) => parentPort.postMessage(message, options?.transfer);
   globalThis.addEventListener = (_, heard) => parentPort.on('message', (data) => heard({ data }));
-  await import('${new URL('kernel_worker.js', import.meta.url)}');`;
+  await import('${new URL(script, import.meta.url)}');`;
 
-function spawn() {
-  const thread = new Worker(new URL(`data:text/javascript,${encodeURIComponent(SHIM)}`));
-  const like = { postMessage: (message) => thread.postMessage(message), terminate: () => thread.terminate() };
+function spawn(script = 'kernel_worker.js') {
+  const thread = new Worker(new URL(`data:text/javascript,${encodeURIComponent(shim(script))}`));
+  const like = { postMessage: (message, transfer) => thread.postMessage(message, transfer), terminate: () => thread.terminate() };
   thread.on('message', (data) => like.onmessage({ data }));
   thread.on('error', (error) => like.onerror(error));
   return like;
 }
 
+const spawnPool = () => spawn('../node-web/src/kernels/pool-worker.js');
 const get = async (type) => new Uint8Array(readFileSync(`${folder}/${type}`));
 const compile = async (build) => WebAssembly.compile(readFileSync(kernels[build]));
-console.log(JSON.stringify(startUpOnly ? await startUp(compile) : await measure(shape, spawn, compile, get)));
+const asked = { measure: () => measure(shape, () => spawn(), compile, get), startUp: () => startUp(compile), callOverhead: () => callOverhead(compile, spawnPool) };
+console.log(JSON.stringify(await asked[what]()));

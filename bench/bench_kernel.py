@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 from table import Row, arguments, report
-from wasm_rows import LeftOut, in_chromium, kernel_files, llama_cpp_wasm, start_up_rows
+from wasm_rows import LeftOut, call_rows, in_chromium, kernel_files, llama_cpp_wasm, start_up_rows
 from wasm_rows import in_node as node
 
 from backbone.experts.native import NATIVE_BUILDS, KernelFault, NativeKernel, PackedExpert
@@ -37,6 +37,7 @@ from relay.wire.tensors import Grid, XEncoding, encode_x, row_exponents
 
 HIDDEN_DIM, EXPERT_DIM, EXPERTS_A_CALL = 2048, 768, 8
 POOL_BYTES = 192 << 20
+WASM_POOL_BYTES = POOL_BYTES // 3  # larger than caches of a core, and walked often enough in a short time
 DEMO = Formula(hidden_dim=576, expert_dim=192, gate_type=8, up_type=8, down_type=8)
 ENCODINGS = {1: XEncoding.F32, 32: XEncoding.Q8A32, 64: XEncoding.Q8A32, 256: XEncoding.Q8A256}
 WASM_BUILDS = ("wasm-plain", "wasm-relaxed", "chromium", "llamacpp-wasm")
@@ -230,7 +231,7 @@ def wasm_rows(types: list[int], wanted: list[str], options: argparse.Namespace) 
     """Time the wasm kernels on the same shapes, wherever they can run; say what is left out."""
     shape: Row = dict(
         hidden_dim=HIDDEN_DIM, expert_dim=EXPERT_DIM, experts_a_call=EXPERTS_A_CALL, types=types,
-        pool_bytes=POOL_BYTES, seconds=options.seconds, rows=options.rows, threads=options.threads,
+        pool_bytes=WASM_POOL_BYTES, seconds=options.seconds, rows=options.rows, threads=options.threads,
     )  # fmt: skip
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
@@ -309,7 +310,7 @@ def main() -> None:
     parser.add_argument(
         "--builds", default="native,ggml,wasm",
         help="native, ggml, wasm (all of them), wasm-plain, wasm-relaxed, chromium, llamacpp-wasm, start-up, "
-        "or names of native builds",
+        "calls, or names of native builds",
     )  # fmt: skip
     parser.add_argument("--formats", default=",".join(f.name for f in FORMATS.values()))
     parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 32])
@@ -328,7 +329,7 @@ def main() -> None:
     types = [ggml_type for ggml_type, f in FORMATS.items() if f.name in names]
     wanted = options.builds.split(",")
     if "wasm" in wanted:
-        wanted += [*WASM_BUILDS, "start-up"]
+        wanted += [*WASM_BUILDS, "start-up", "calls"]
     ggml = Ggml(options.ggml) if "ggml" in wanted and options.ggml.is_dir() else None
     notes = [
         f"ggml: {ggml.variant}" if ggml else "no ggml column: not asked for, or its libraries were not found"
@@ -350,6 +351,9 @@ def main() -> None:
         report(title, with_ratios(rows), options.json, notes)
     if "start-up" in wanted and (starts := start_up_rows(5)):
         report("Start-up of the kernel in a fresh thread", starts, notes=[START_UP_NOTE])
+    if "calls" in wanted and (calls := call_rows()):
+        title = "One row through experts of 2048 x 768, Q4_K and Q6_K: this thread, two workers"
+        report(title, calls)
     report("One call from Python", demo_rows(), notes=["overhead_us: the same call with experts of 32 x 32"])
 
 

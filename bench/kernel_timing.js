@@ -1,7 +1,8 @@
 /** Time the wasm kernels with one and two workers; the same in a page and in node. bench_kernel.py starts it and prints the table. */
 import { KernelBuilds } from '../node-web/src/kernels/choose.js';
-import { proveAndTime } from '../node-web/src/work.js';
 import { ChosenKernel } from '../node-web/src/kernels/chosen.js';
+import { PoolKernel } from '../node-web/src/kernels/pool.js';
+import { proveAndTime } from '../node-web/src/work.js';
 
 const FORMULA = { activation: 'silu', alpha: 0, limit: 0, weight_position: 'after', biased: false };
 
@@ -92,4 +93,47 @@ export async function startUp(compile) {
   const formula = { ...FORMULA, hidden_dim: 512, expert_dim: 256, gate_type: 12, up_type: 12, down_type: 14 };
   const build = builds.choice(formula);
   return { load_ms: opened - started, prove_ms: proven - opened, first_format_ms: performance.now() - proven, build };
+}
+
+/**
+ * What a call of one row costs besides computing, by how many experts it picks: median microseconds of the kernel in this thread, and
+ * of a pool of two workers that holds them whole, or cut by rows.
+ */
+export async function callOverhead(compile, spawnPool) {
+  const builds = new KernelBuilds(compile);
+  await builds.open();
+  const formula = { ...FORMULA, hidden_dim: 2048, expert_dim: 768, gate_type: 12, up_type: 12, down_type: 14 };
+  const one = new ChosenKernel(builds);
+  const slice = new Uint8Array(builds.kernel(builds.first()).sliceBytes(formula)).fill(0x24);
+  const found = [];
+  for (const picks of [1, 8]) {
+    const bare = [];
+    for (let i = 0; i < picks; i++) bare.push(await one.pack(formula, slice));
+    const call = (experts) => ({
+      formula, numTokens: 1, x: new Uint8Array(8192), encoding: 0, rowExponents: Int16Array.of(1), grid: 1,
+      layerExponents: new Int32Array(2048).fill(60), counts: Uint16Array.of(picks), experts,
+      pickExpert: Uint16Array.from({ length: picks }, (_, i) => i), pickWeight: new Float32Array(picks).fill(0.1),
+    });
+    const row = { picks, one_us: await medianUs(() => one.partial(call(bare))) };
+    for (const [name, splitBytes] of [['pool_us', 1e9], ['pool_by_rows_us', 0]]) {
+      const pool = await PoolKernel.open({ builds, count: 2, spawn: spawnPool, splitBytes });
+      const held = [];
+      for (let i = 0; i < picks; i++) held.push(await pool.pack(formula, slice));
+      row[name] = await medianUs(() => pool.partial(call(held)));
+      pool.close();
+    }
+    found.push(row);
+    bare.forEach((expert) => one.free(expert));
+  }
+  return found;
+}
+
+async function medianUs(call) {
+  const times = [];
+  for (let run = 0; run < 200; run++) {
+    const started = performance.now();
+    await call();
+    times.push((performance.now() - started) * 1000);
+  }
+  return times.sort((a, b) => a - b)[100];
 }

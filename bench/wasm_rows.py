@@ -84,7 +84,7 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def in_chromium(what: str, shape: Found, folder: Path) -> Any:
-    """Run `measure` or `startUp` of kernel_timing.js in a page; its workers are real ones. Raises LeftOut."""
+    """Run a function of kernel_timing.js in a page; its workers are real ones. Raises LeftOut."""
     path = shutil.which("chromium")
     if path is None:
         raise LeftOut("there is no chromium")
@@ -95,7 +95,12 @@ def in_chromium(what: str, shape: Found, folder: Path) -> Any:
         const get = async (type) => (await fetch(`/slices/${type}`)).arrayBuffer();
         const compile = (build) => WebAssembly.compileStreaming(fetch(`/relay/_built/kernel-${build}.wasm`));
         const spawn = () => new Worker('/bench/kernel_worker.js', { type: 'module' });
-        return what === 'startUp' ? timing.startUp(compile) : timing.measure(shape, spawn, compile, get);
+        const spawnPool = () => new Worker('/node-web/src/kernels/pool-worker.js', { type: 'module' });
+        return {
+            measure: () => timing.measure(shape, spawn, compile, get),
+            startUp: () => timing.startUp(compile),
+            callOverhead: () => timing.callOverhead(compile, spawnPool),
+        }[what]();
     }"""
     with served(folder) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM_FLAGS)
@@ -157,7 +162,7 @@ def start_up_rows(repeat: int) -> list[Found]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         starts = {
-            "node": lambda: in_node({"kernels": kernel_files(), "start_up": True}),
+            "node": lambda: in_node({"kernels": kernel_files(), "what": "startUp"}),
             "chromium": lambda: in_chromium("startUp", {}, Path(folder)),
         }
         for place, start in starts.items():
@@ -170,4 +175,20 @@ def start_up_rows(repeat: int) -> list[Found]:
             middle = sorted(range(repeat), key=totals.__getitem__)[repeat // 2]
             row = {"place": place, "ms": totals[middle], "of_aim": totals[middle] / AIM_MS} | found[middle]
             rows.append(row)
+    return rows
+
+
+def call_rows() -> list[Found]:
+    """Time single calls through a page's pool of workers and without it."""
+    rows = []
+    for place in ("node", "chromium"):
+        try:
+            if place == "node":
+                found = in_node({"kernels": kernel_files(), "what": "callOverhead"})
+            else:
+                found = in_chromium("callOverhead", {}, ROOT / "relay" / "_built")
+        except LeftOut as exc:
+            print(f"calls in {place} left out: {exc}")
+            continue
+        rows += [{"place": place} | one for one in found]
     return rows

@@ -66,7 +66,7 @@ export function answer(kernel, layer, held, dispatch) {
     encoding: dispatch.xEncoding,
     rowExponents: dispatch.rowExponents,
     grid: dispatch.grid,
-    layerExponents: dispatch.grid === Grid.X16 && layer.grid.x16 !== null ? layer.grid.x16 : layer.grid.x32,
+    layerExponents: dispatch.grid === Grid.X16 && layer.grid.x16 !== null ? typed(layer.grid.x16) : layer.grid.x32,
     counts: dispatch.counts,
     experts,
     pickExpert: dispatch.experts.map((number) => /** @type {number} */ (at.get(number))),
@@ -87,6 +87,16 @@ export function answer(kernel, layer, held, dispatch) {
   } catch (error) {
     return refused(error);
   }
+}
+
+/** @type {WeakMap<number[], Int32Array>} */
+const typedOnce = new WeakMap();
+
+/** The exponents of a layer in the form that is copied fast, to the kernel and to workers. @param {number[]} exponents */
+function typed(exponents) {
+  let found = typedOnce.get(exponents);
+  if (found === undefined) typedOnce.set(exponents, (found = Int32Array.from(exponents)));
+  return found;
 }
 
 /**

@@ -304,6 +304,12 @@ test('a kernel works above 2 GiB', async (t) => {
   const parts = [high.partial(callOf(experts, 7, 2)), high.partial(callOf(experts, 7, 2))];
   assert.deepEqual(high.addPartials(parts, 7, 96, 0), low.addPartials(parts, 7, 96, 0));
   assert.equal(high.sha256(slice(1)), low.sha256(slice(1)));
+  const { x, ...call } = callOf([], 1, 2);
+  const asked = { ...call, x: x.slice(), pickExpert: Uint16Array.of(0, 1) };
+  const rows = /** @type {const} */ ([0, 64, 0, 96]);
+  const held = [0, 1].map((seed) => high.packRows(FORMULA, slice(seed), rows));
+  const h = high.hidden({ ...asked, experts: held }, rows);
+  assert.deepEqual(high.finish({ ...asked, experts: held }, rows, h), low.answer({ ...asked, experts: same.slice(0, 2) }));
   high.free(experts[1]);
   assert.equal(high.pack(FORMULA, slice(1)).address, experts[1].address);
 });

@@ -212,7 +212,8 @@ export class PoolKernel {
   }
 
   get usedBytes() {
-    return this.adder.usedBytes + this.members.reduce((sum, member) => sum + member.usedBytes, 0);
+    const here = [...this.builds.kernels.values()].reduce((sum, kernel) => sum + kernel.usedBytes, 0);
+    return here + this.members.reduce((sum, member) => sum + member.usedBytes, 0);
   }
 
   /** How many workers compute. */
