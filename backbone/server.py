@@ -240,7 +240,7 @@ class Backbone:
                 where = f"{config.listen.host}:{config.listen.port}"
                 raise BackboneError(f"cannot listen for links on {where}: {exc}") from exc
             self._stack.callback(listener.close)
-        openers[DIRECT] = DirectOpener(relay_url, listener)
+        openers[DIRECT] = DirectOpener(relay_url, listener, config.seal)
         openers[WEBRTC] = webrtc = WebRtcOpener(lambda: relayed.stun)
         self._on_welcome = webrtc.prepare
         self._stack.callback(webrtc.close)
@@ -283,7 +283,7 @@ class Backbone:
                 self.dispatcher.tally,
                 lambda: self.lane is not None and self.lane.connected,
                 self.engine.rss_bytes,
-                lambda: {} if self.chooser is None else self.chooser.described(),
+                self._described,
             ),
         )
         try:
@@ -304,6 +304,17 @@ class Backbone:
 
         self._stack.push_async_callback(stop)
         self.url = f"http://{self.config.host}:{listener.getsockname()[1]}"
+
+    def _described(self) -> dict[str, dict[str, Any]]:
+        """Say of each node which lane carries its calls, and whether the relay could read them."""
+        if self.chooser is None or self.lane is None:
+            return {}
+        peers = {node.node_id: node.peer for node in self.dispatcher.nodes.by_id.values()}
+        seal = self.lane.describe_seal
+        return {
+            node_id: path | {"sealed": seal(peers.get(node_id, 0))["sealed"]}
+            for node_id, path in self.chooser.described().items()
+        }
 
     def status(self) -> dict[str, Any]:
         """Say how things are, for people and scripts."""

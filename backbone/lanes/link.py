@@ -2,6 +2,7 @@
 Drive one link past the relay over any transport: feed its session, write what it says, keep its timer.
 
 A transport takes whole frames: a WebSocket that we dialled or that somebody dialled to us, or a data channel.
+Calls are sealed where the transport does not encrypt and both ends can.
 """
 
 import asyncio
@@ -12,8 +13,11 @@ from typing import Literal, Protocol
 
 from backbone.lanes.lane import LaneClosed
 from relay.wire.calls import Dispatch, Partial, Probe
+from relay.wire.errors import SealFault
+from relay.wire.frames import HEADER_BYTES, SEALABLE, readdress
 from relay.wire.link import LinkEvent, LinkKey, LinkReady, LinkSession
 from relay.wire.messages import Failure
+from relay.wire.seal import SealBook, link_seal
 from relay.wire.session import Closed, State
 
 FULL_BYTES = 1 << 20  # what a link may hold back before calls take the relay; a prompt's rows are bulk
@@ -52,6 +56,7 @@ class Link:
         self._on_event = on_event
         self._on_closed: Callable[[Link, str], None] | None = on_closed
         self._timer: asyncio.TimerHandle | None = None
+        self._book = SealBook()
         self._arm()
 
     @property
@@ -68,8 +73,24 @@ class Link:
         self._pump()
 
     def received(self, data: bytes | str) -> None:
-        self.session.receive_data(data, monotonic())
+        known = self.session.known
+        if (
+            known is not None
+            and isinstance(data, bytes)
+            and len(data) >= HEADER_BYTES
+            and data[3] in SEALABLE
+        ):
+            data = readdress(data, known.peer)  # nobody did on the way; the book goes by who speaks
+        try:
+            self.session.receive_data(self._book.incoming(data), monotonic())
+        except SealFault as exc:  # nobody may alter a link's frames by mistake: it is left
+            self.session.close(exc.close_code, str(exc))
         self._pump()
+
+    @property
+    def sealed(self) -> bool:
+        """Whether calls are sealed on this link itself."""
+        return self.session.known is not None and self.session.known.seal
 
     def ended(self, code: int, reason: str) -> None:
         self.session.receive_close(code, reason)
@@ -123,8 +144,11 @@ class Link:
     def _pump(self) -> None:
         for event in self.session.events():
             match event:
-                case LinkReady():
+                case LinkReady(link, known):
                     self._write()
+                    if known.seal:
+                        seal = link_seal(self.session.role, link, known.key)
+                        self._book.put(known.peer, known.epoch, seal)
                     self._on_ready(self)
                 case Closed(code, reason):
                     self._write()
@@ -142,11 +166,13 @@ class Link:
             self._arm()
 
     def _write(self) -> int:
-        messages = self.session.data_to_send()
-        if self.transport is not None:
-            for data in messages:
+        size_bytes = 0
+        for data in self.session.data_to_send():
+            data = self._book.outgoing(data)
+            size_bytes += len(data)
+            if self.transport is not None:
                 self.transport.send(data)
-        return sum(map(len, messages))
+        return size_bytes
 
     def _arm(self) -> None:
         at = self.session.next_timer()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from backbone.lanes.chooser import Attempt
 from backbone.lanes.direct import LinkListener, dial
@@ -13,20 +14,30 @@ DIRECT = "direct"
 
 
 class DirectOpener:
-    """`listener` is the backbone's own, None when it does not listen; `relay_url` bounds what is dialled."""
+    """
+    `listener` is the backbone's own, None when it does not listen; `relay_url` bounds what is dialled.
 
-    def __init__(self, relay_url: str, listener: LinkListener | None) -> None:
+    seals: whether we seal. Calls to nodes that do so, too, are sealed on links without TLS.
+    """
+
+    def __init__(self, relay_url: str, listener: LinkListener | None, seals: bool = False) -> None:
         self._relay_url = relay_url
         self._listener = listener
+        self._seals = seals
 
     def offers(self, node: PeerNode) -> bool:
         return DIRECT in node.lanes and (node.listen is not None or self._listener is not None)
 
     async def open(self, attempt: Attempt) -> None:
-        key, listen = attempt.known.key.hex(), attempt.node.listen
+        listen = attempt.node.listen
+        data = {"key": attempt.known.key.hex()}
+        url = self._listener.url if listen is None and self._listener is not None else listen or ""
+        if self._seals and attempt.node.seal is not None and not url.startswith(("wss:", "https:")):
+            attempt.known = replace(attempt.known, seal=True)
+            data["seal"] = "1"
         if listen is None:
             assert self._listener is not None
-            data = {"key": key, "url": self._listener.url}
+            data["url"] = self._listener.url
             if self._listener.fingerprint:
                 data["fingerprint"] = self._listener.fingerprint
             attempt.signal("dial", data)
@@ -41,11 +52,13 @@ class DirectOpener:
             said.cancel()
 
         attempt.signalled, attempt.close = signalled, close
-        attempt.signal("expect", {"key": key})
+        attempt.signal("expect", data)
         try:
             signal = await said
         except asyncio.CancelledError:
             if said.cancelled():
                 return  # the attempt is over
             raise
-        await dial(listen, attempt.make_link(), signal.data.get("fingerprint"), self._relay_url)
+        link = attempt.make_link()
+        link.session.known = attempt.known
+        await dial(listen, link, signal.data.get("fingerprint"), self._relay_url)

@@ -3,7 +3,9 @@
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
@@ -33,16 +35,21 @@ def kept_identity(path: Path) -> SealIdentity:
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            return _read(path)
-        key = Ed25519PrivateKey.generate()
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        return SealIdentity(key)
+        if not path.exists():
+            _make(path)
+        return _read(path)
     except OSError as exc:
         raise ConfigError(f"the key {path} cannot be kept: {exc.strerror or exc}") from exc
+
+
+def _make(path: Path) -> None:
+    """Put a new key there, whole or not at all: programs that start at once share the first one's."""
+    key = Ed25519PrivateKey.generate()
+    with NamedTemporaryFile(dir=path.parent, prefix=path.name) as file:  # mode 0600
+        file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        file.flush()
+        with suppress(FileExistsError):
+            os.link(file.name, path)
 
 
 def _read(path: Path) -> SealIdentity:

@@ -91,7 +91,7 @@ class NodeLinks:
         key = data.get("key", "")
         if not is_hex(key, 64):
             return
-        known = LinkKey(received.peer, received.epoch, bytes.fromhex(key))
+        known = LinkKey(received.peer, received.epoch, bytes.fromhex(key), data.get("seal") == "1")
         match signal.kind:
             case "expect" if self._listener is not None:
                 self._expected[signal.link] = known

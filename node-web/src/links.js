@@ -4,8 +4,11 @@
  */
 
 import { messageOf } from './errors.js';
+import { SealedPassage } from './transports/sealed.js';
 import { CloseCode } from './wire/close.js';
+import { HEADER_BYTES, isSealable } from './wire/frames.js';
 import { LinkSession, unhex } from './wire/link.js';
+import { linkSeal, SealBook } from './wire/seal.js';
 
 const MAX_LINKS = 8; // a backbone has one per lane
 const KEY = /^[0-9a-f]{64}$/;
@@ -20,7 +23,7 @@ const KEY = /^[0-9a-f]{64}$/;
  * @property {(url: string, handlers: TransportHandlers) => Transport} [direct]  a WebSocket
  * @property {(offer: {sdp: string, stun: string|undefined}, handlers: TransportHandlers, say: Say) => ChannelTransport} [webrtc]
  *
- * @typedef {{session: LinkSession, transport: Transport, timer: ReturnType<typeof setTimeout>|undefined}} Link
+ * @typedef {{session: LinkSession, transport: Transport, passage: SealedPassage, timer: ReturnType<typeof setTimeout>|undefined}} Link
  */
 
 /** All links of one node. */
@@ -59,7 +62,7 @@ export class NodeLinks {
       return;
     }
     if (!KEY.test(data.key ?? '') || this.links.has(id)) return;
-    const known = { peer, epoch, key: unhex(data.key) };
+    const known = { peer, epoch, key: unhex(data.key), seal: data.seal === '1' };
     const { direct, webrtc } = this.ways;
     try {
       if (this.links.size >= MAX_LINKS) throw new Error('there are too many links');
@@ -84,14 +87,33 @@ export class NodeLinks {
   open(id, known, opens, say, make) {
     const nonce = [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, '0')).join('');
     const session = new LinkSession(this.clock(), { nonce, link: id, known, opens, sha256: this.sha256 });
+    const book = new SealBook();
+    const passage = new SealedPassage(book, {
+      send: (data) => transport.send(data),
+      receive: (data) => {
+        if (typeof data !== 'string') session.receiveData(data, this.clock());
+        this.pump(link);
+      },
+      refuse: (_, fault) => {
+        session.close(fault.closeCode, fault.message); // nobody alters a link's frames by mistake: it is left
+        this.pump(link);
+      },
+      stuck: (why) => {
+        session.close(CloseCode.OVERLOADED, why);
+        this.pump(link);
+      },
+    });
+    if (known.seal) {
+      book.expect(known.peer, known.epoch);
+      passage.hold(linkSeal(id, known.key).then((seal) => book.put(known.peer, known.epoch, seal)));
+    }
     const transport = make({
       onOpen: () => {
         if (opens) session.start();
         this.pump(link);
       },
       onMessage: (data) => {
-        if (typeof data !== 'string') session.receiveData(new Uint8Array(data), this.clock());
-        this.pump(link);
+        passage.incoming(typeof data === 'string' ? data : spokenBy(known.peer, new Uint8Array(data)));
       },
       onClosed: (_, reason) => {
         if (!session.ready) say('failed', { reason: (reason || 'it could not be opened').slice(0, 200) });
@@ -100,7 +122,7 @@ export class NodeLinks {
       },
     });
     /** @type {Link} */
-    const link = { session, transport, timer: undefined };
+    const link = { session, transport, passage, timer: undefined };
     this.links.set(id, link);
     this.pump(link);
   }
@@ -125,14 +147,14 @@ export class NodeLinks {
 
   /** @param {Link} link */
   write(link) {
-    for (const data of link.session.dataToSend()) link.transport.send(data);
+    for (const data of link.session.dataToSend()) link.passage.outgoing(data);
   }
 
   /** @param {Link} link */
   drop(link) {
     this.write(link);
     clearTimeout(link.timer);
-    link.transport.close(1000, '');
+    link.passage.afterSending(() => link.transport.close(1000, ''));
     this.links.delete(link.session.link);
   }
 
@@ -143,4 +165,14 @@ export class NodeLinks {
       this.drop(link);
     }
   }
+}
+
+/**
+ * Nobody rewrote `peer` on a link's way; the book of seals goes by who speaks.
+ * @param {number} peer
+ * @param {Uint8Array<ArrayBuffer>} data
+ */
+function spokenBy(peer, data) {
+  if (data.length >= HEADER_BYTES && isSealable(data[3])) new DataView(data.buffer, data.byteOffset).setUint32(12, peer, true);
+  return data.buffer;
 }

@@ -31,7 +31,7 @@ function carry(a, b, now = 0) {
   }
 }
 
-/** @param {Uint8Array} [key] */
+/** @param {Uint8Array<ArrayBuffer>} [key] */
 function pair(key = known.key) {
   const opener = new LinkSession(0, { nonce: '11'.repeat(16), link: LINK, known, opens: true, sha256 });
   const acceptor = new LinkSession(0, { nonce: '22'.repeat(16), link: LINK, known: { ...known, key }, opens: false, sha256 });

@@ -36,11 +36,16 @@ _T = FrameType
 
 @dataclass(frozen=True, slots=True)
 class LinkKey:
-    """What both ends of a link know of it: whom it leads to (its handle at the relay), and the secret."""
+    """
+    What both ends of a link know of it: whom it leads to (its handle at the relay), and the secret.
+
+    seal: whether its calls are sealed, as on the relayed lane; the driver does it.
+    """
 
     peer: int
     epoch: int
     key: bytes
+    seal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ class LinkSession(Session):
     link by its id, or None. `nonce` is 32 random hex digits.
     """
 
-    __slots__ = ("_find", "_nonce", "_opener_nonce", "known", "link")
+    __slots__ = ("_find", "_nonce", "_opener_nonce", "known", "link", "role")
 
     def __init__(
         self,
@@ -107,6 +112,7 @@ class LinkSession(Session):
     ) -> None:
         super().__init__(link_table(role, opens=known is not None), now, BEAT_S, MISSED_PINGS)
         self.link = link
+        self.role = role
         self.known = known
         self._find = find
         self._nonce = nonce

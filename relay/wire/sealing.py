@@ -17,7 +17,7 @@ from relay.wire.messages import Assign, PeerNode, Peers, SealAnswer, SealHello
 from relay.wire.seal import NodeHandshake, SealBook, SealIdentity, answer_hello, same_fingerprint
 
 RESEND_S = 2.0  # a hello may be lost when the backbone's session just ends or begins
-MAX_SEALS = 20_000  # of one backbone; more nodes than any relay pairs with it
+MAX_SEALS = 4096  # kept beside those of the nodes that are ready: nodes come and go under new handles
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class NodeSealing:
 class BackboneSealing:
     """The backbone's end, for one session with the relay."""
 
-    __slots__ = ("_answers", "_policy", "book", "refused", "waiting")
+    __slots__ = ("_answers", "_listed", "_policy", "book", "refused", "waiting")
 
     def __init__(self, policy: SealPolicy) -> None:
         self.book = SealBook()
@@ -135,6 +135,7 @@ class BackboneSealing:
         self.waiting: tuple[PeerNode, ...] = ()  # ready, their hello did not come yet
         self._policy = policy
         self._answers: dict[int, tuple[int, SealHello, SealAnswer]] = {}
+        self._listed: frozenset[int] = frozenset()
 
     def hello_received(self, peer: int, epoch: int, hello: SealHello, ephemeral: bytes) -> SealAnswer | None:
         """
@@ -153,8 +154,8 @@ class BackboneSealing:
             return said[2]
         answer, seal = answer_hello(identity, epoch, hello, ephemeral)
         self._answers.pop(peer, None)
-        if len(self._answers) >= MAX_SEALS:
-            oldest = next(iter(self._answers))
+        if len(self._answers) >= MAX_SEALS + len(self._listed):
+            oldest = next(other for other in self._answers if other not in self._listed)
             del self._answers[oldest]
             self.book.forget(oldest)
         self._answers[peer] = (epoch, hello, answer)
@@ -166,6 +167,7 @@ class BackboneSealing:
         admitted: list[PeerNode] = []
         refused: list[PeerNode] = []
         waiting: list[PeerNode] = []
+        self._listed = frozenset(node.peer for node in peers.nodes)
         for node in peers.nodes:
             if node.seal is None or self._policy.identity is None:
                 (refused if self._policy.required else admitted).append(node)

@@ -27,6 +27,16 @@ def test_options_win_over_the_environment_and_that_over_defaults() -> None:
     assert config("--api-key", "c", **environment).api_keys == ("c",)
 
 
+def test_a_backbone_seals_with_a_key_that_is_kept_and_may_insist_or_not_at_all() -> None:
+    made = config("--model", "m", HOME="/home/me")
+    assert made.seal and not made.require_sealed
+    assert made.key_file == Path("/home/me/.local/state/expertswarm/backbone-key.pem")
+    assert config("--model", "m", "--require-sealed").require_sealed
+    assert not config("--model", "m", BACKBONE_NO_SEAL="1").seal
+    with pytest.raises(ConfigError, match="--no-seal contradicts --require-sealed"):
+        config("--model", "m", "--require-sealed", "--no-seal")
+
+
 def test_an_unknown_variable_is_a_typing_error() -> None:
     with pytest.raises(ConfigError, match="BACKBONE_PROT"):
         config("--model", "m", BACKBONE_PROT="9000")

@@ -12,6 +12,7 @@ from backbone.lanes.relayed import Answer, LaneHandlers, RelayedLane
 from backbone.node.client import ClientConfig, NodeClient
 from relay.nat.paths import PathPolicy
 from relay.wire.messages import Hello, Peers, Register
+from relay.wire.sealing import SealPolicy
 from relay.wire.session import PartialReceived
 from tests.fakes.model import RandomModel
 
@@ -23,7 +24,14 @@ EAGER = PathPolicy(hysteresis=-10.0, hysteresis_ms=-1e6, probes=2, retry_s=0.2, 
 class LinkedBackbone:
     """`chooser` is under test; `answers` notes every answer by call id, to see that none comes twice."""
 
-    def __init__(self, relay_url: str, token: str, model: RandomModel, kernel: NativeKernel) -> None:
+    def __init__(
+        self,
+        relay_url: str,
+        token: str,
+        model: RandomModel,
+        kernel: NativeKernel,
+        seal: SealPolicy | None = None,
+    ) -> None:
         self.relay_url = relay_url
         self.model = model
         self.peers = Peers(())
@@ -44,7 +52,7 @@ class LinkedBackbone:
             lambda signal: self.chooser.signal_received(signal),
         )
         hello = Hello("backbone", "b" * 32, "5" * 32, token=token)
-        self.lane = RelayedLane(relay_url, hello, Register("linked", model.manifest), handlers)
+        self.lane = RelayedLane(relay_url, hello, Register("linked", model.manifest), handlers, seal)
         self.chooser = LaneChooser(
             self.lane, self.openers, self._answer, lambda node_id, lane: self.lanes.append(lane), EAGER
         )

@@ -6,10 +6,11 @@ from relay.wire.errors import SealFault
 from relay.wire.fields import fingerprint
 from relay.wire.frames import Frame, FrameType, decode_header
 from relay.wire.messages import Failure, SealAnswer, Signal
-from relay.wire.seal import KEY_FRAMES, NodeHandshake, Seal, SealIdentity, answer_hello
+from relay.wire.seal import KEY_FRAMES, NodeHandshake, Seal, SealIdentity, answer_hello, link_seal
 
 EPOCH = 7
 NODE, BACKBONE = bytes(range(32)), bytes(range(32, 64))  # seeds of identities
+LINK, LINK_KEY = "1" * 32, bytes(range(128, 160))
 NODE_EPHEMERAL, BACKBONE_EPHEMERAL = bytes(range(64, 96)), bytes(range(96, 128))  # private
 
 
@@ -53,6 +54,8 @@ def seal_vectors() -> dict[str, Any]:
         sealed.append({"name": name, "from": sender, "counter": counter, "frame": frame.encode().hex(),
                        "sealed": data.hex()})  # fmt: skip
     *_, fresh = pair()
+    frame = Frame(FrameType.ECHO, bytes(8), 2, 82, EPOCH).encode()
+    on_link = link_seal("node", LINK, LINK_KEY).seal(frame)
     return {
         "about": "golden seals, written by wire_vectors.py; seeds and private keys are 32 bytes each",
         "epoch": EPOCH,
@@ -68,7 +71,7 @@ def seal_vectors() -> dict[str, Any]:
             "answer": answer.to_json(),
             "fingerprint": fingerprint(answer.identity),
         },
-        "link_secret": {"link": "1" * 32, "secret": node.link_secret("1" * 32).hex()},
+        "link": {"link": LINK, "key": LINK_KEY.hex(), "frame": frame.hex(), "sealed": on_link.hex()},
         "sealed": sealed,
         "refused": refused(fresh),
     }

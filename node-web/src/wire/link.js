@@ -17,7 +17,7 @@ export const BEAT_S = 2; // between two pings
 const MISSED_PINGS = 2; // unanswered ones that end the link; a device may be busy for a beat of 2 s
 
 /**
- * @typedef {{peer: number, epoch: number, key: Uint8Array}} LinkKey
+ * @typedef {{peer: number, epoch: number, key: Uint8Array<ArrayBuffer>, seal?: boolean}} LinkKey  seal: calls are sealed
  * @typedef {{type: 'LinkReady', link: string}} LinkReady
  * @typedef {LinkReady | import('./session.js').CallEvent | import('./session.js').Closed} LinkEvent
  * @typedef {(data: Uint8Array) => string} Sha256  lower-case hex
@@ -231,7 +231,7 @@ export function hmac(sha256, key, text) {
   return sha256(pad(0x5c, unhex(sha256(pad(0x36, text)))));
 }
 
-/** @param {string} text */
+/** @param {string} text @returns {Uint8Array<ArrayBuffer>} */
 export function unhex(text) {
   return Uint8Array.from({ length: text.length / 2 }, (_, i) => parseInt(text.slice(2 * i, 2 * i + 2), 16));
 }

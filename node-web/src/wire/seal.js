@@ -142,11 +142,6 @@ export class Seal {
     );
   }
 
-  /** The secret of a link past the relay that this pairing opens. @param {string} link */
-  linkSecret(link) {
-    return this.derived(`link ${link}`);
-  }
-
   /**
    * Take a frame, give the sealed one.
    * @param {Uint8Array<ArrayBuffer>} data
@@ -200,6 +195,11 @@ export class Seal {
     head.setUint32(8, payload.length, true);
     return opened;
   }
+}
+
+/** The seal of a link past the relay; its key came sealed. @param {string} link @param {Uint8Array<ArrayBuffer>} key */
+export function linkSeal(link, key) {
+  return Seal.of(key, new TextEncoder().encode(`${LABEL}link\0${link}`));
 }
 
 /** Counter and keys of one stream. Each secret makes a key and the next secret. */

@@ -21,10 +21,14 @@ from backbone.lanes.direct import (
 from backbone.lanes.link import Link, accepting_session, opening_session
 from backbone.lanes.openers import DIRECT, DirectOpener
 from backbone.node.client import ClientConfig, NodeClient
+from backbone.node.keys import fresh_identity
+from backbone.node.socket import ClientSocket
 from relay.config import Config
 from relay.nat.paths import RELAYED
 from relay.server import RelayServer
+from relay.wire.frames import CALL_TYPES, HEADER_BYTES, decode_header
 from relay.wire.link import LinkKey
+from relay.wire.sealing import SealPolicy
 from tests.fakes.linked import LinkedBackbone, running_node
 from tests.fakes.model import RandomModel
 
@@ -35,13 +39,17 @@ LOOPBACK = ListenAt("127.0.0.1", 0)
 
 @asynccontextmanager
 async def swarm(
-    tmp_path: Path, node_listens: ListenAt | None, backbone_listens: ListenAt | None = None
+    tmp_path: Path,
+    node_listens: ListenAt | None,
+    backbone_listens: ListenAt | None = None,
+    seal: bool = False,
 ) -> AsyncIterator[tuple[RelayServer, LinkedBackbone, NodeClient]]:
     """A relay, a backbone that chooses lanes, a node; ready."""
     async with AsyncExitStack() as stack:
         config = Config(host="127.0.0.1", port=0, cache_dir=tmp_path / "slices", drain_s=0.1)
         relay = await stack.enter_async_context(RelayServer(config))
-        backbone = LinkedBackbone(relay.url, relay.backbone_token, MODEL, KERNEL)
+        ours, theirs = (SealPolicy(fresh_identity() if seal else None) for _ in range(2))
+        backbone = LinkedBackbone(relay.url, relay.backbone_token, MODEL, KERNEL, ours)
         listener = None
         if backbone_listens is not None:
             chooser = backbone.chooser
@@ -56,10 +64,10 @@ async def swarm(
             )
             await listener.open()
             stack.callback(listener.close)
-        backbone.openers[DIRECT] = DirectOpener(relay.url, listener)
+        backbone.openers[DIRECT] = DirectOpener(relay.url, listener, seal)
         await stack.enter_async_context(backbone.running())
         node = await stack.enter_async_context(
-            running_node(ClientConfig(relay.url, 1 << 24, "box", listen=node_listens), KERNEL)
+            running_node(ClientConfig(relay.url, 1 << 24, "box", listen=node_listens, seal=theirs), KERNEL)
         )
         await backbone.until_ready()
         yield relay, backbone, node
@@ -85,6 +93,46 @@ async def test_calls_can_take_the_relay_at_once_and_take_the_link_later(
         assert backbone.lanes == [DIRECT]
         passed = relay.hub.status()["nodes"][0]["path"]
         assert passed["lane"] == DIRECT and "ms against" in passed["why"] and passed["age_s"] < 5
+
+
+@pytest.mark.parametrize(
+    ("node_listens", "backbone_listens"), [(LOOPBACK, None), (None, LOOPBACK)], ids=["node", "backbone"]
+)
+async def test_link_without_tls_is_sealed_between_ends_that_seal_and_left_when_altered(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    node_listens: ListenAt | None,
+    backbone_listens: ListenAt | None,
+) -> None:
+    send, seen, change = ClientSocket.send, [], []
+
+    def tapped(socket: ClientSocket, data: bytes) -> None:
+        if decode_header(data).type in CALL_TYPES:
+            seen.append(data)
+            if change:
+                data = (
+                    data[: HEADER_BYTES + 12]
+                    + bytes([data[HEADER_BYTES + 12] ^ 1])
+                    + data[HEADER_BYTES + 13 :]
+                )
+        send(socket, data)
+
+    monkeypatch.setattr(ClientSocket, "send", tapped)
+    async with swarm(tmp_path, node_listens, backbone_listens, seal=True) as (_, backbone, node):
+        await backbone.until_lane(DIRECT)
+        seen.clear()
+        for seed in range(5):
+            await backbone.ask(seed)
+        assert lanes_used(backbone)[DIRECT] == 5
+        assert len(seen) >= 10 and all(decode_header(data).sealed for data in seen)
+        links = list(node._links._links)
+        assert links and all(link.sealed for link in links)
+        change.append(True)
+        with pytest.raises(AssertionError):  # altered on both lanes: refused by name, never wrong
+            await backbone.ask(6)
+        change.clear()
+        await backbone.until_lane(RELAYED)
+        await backbone.ask(7)
 
 
 async def test_node_that_nobody_can_reach_stays_on_the_relay(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import stat
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -227,6 +228,10 @@ def test_key_is_made_once_and_only_its_owner_may_read_it(tmp_path: Path) -> None
     made = kept_identity(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert kept_identity(path).public == made.public
+    together = tmp_path / "together.pem"
+    with ThreadPoolExecutor(8) as pool:
+        assert len({identity.public for identity in pool.map(kept_identity, [together] * 8)}) == 1
+    assert {file.name for file in tmp_path.iterdir()} == {"state", "together.pem"}
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="chmod 600"):
         kept_identity(path)
@@ -236,3 +241,20 @@ def test_key_is_made_once_and_only_its_owner_may_read_it(tmp_path: Path) -> None
         kept_identity(path)
     with pytest.raises(ConfigError, match="cannot be kept"):
         kept_identity(path / "below" / "a.pem")
+
+
+async def test_node_that_comes_back_agrees_on_new_keys_and_is_asked_again(tmp_path: Path) -> None:
+    async with swarm(tmp_path, SEALS, new()) as (nosy, relay, backbone, (client,)):
+        (first,) = await backbone.until_covered(1)
+        await backbone.check(first, 1)
+        for session in range(2):
+            before = backbone.nodes[0].peer
+            socket = client._socket
+            assert socket is not None and socket._transport is not None
+            socket._transport.abort()
+            await backbone.until(lambda nodes: bool(nodes) and nodes[0].peer != before, "the node again")  # noqa: B023
+            (node,) = await backbone.until_covered(1)
+            assert (node.node_id, node.seal) == (first.node_id, first.seal) and node.epoch != first.epoch
+            await backbone.check(node, session)
+        assert len(backbone.delivered) == len(MODEL.by_id), "nothing was loaded again"
+        assert all(head.sealed for head in map(decode_header, nosy.seen) if head.type is FrameType.DISPATCH)

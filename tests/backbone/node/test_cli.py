@@ -5,13 +5,16 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from backbone.node.cli import line, main, parser, relay_url, size_bytes, spans, threads
+from backbone.node.cli import line, main, parser, relay_url, seal_policy, size_bytes, spans, threads
 from backbone.node.client import ClientConfig, Status
 from backbone.node.machine import State
 from relay.wire import messages
+from relay.wire.sealing import SealPolicy
 from tests.fakes.model import RandomModel
 from tests.fakes.relay import FakeRelay
 
@@ -95,3 +98,45 @@ async def test_sigterm_ends_the_process_with_bye_and_status_0() -> None:
                 process.kill()
         assert process.returncode == 0
         assert out.decode().splitlines()[-1] == "expert-node: left"
+
+
+def policy(*options: str) -> SealPolicy:
+    return seal_policy(parser().parse_args(["--relay", "http://edge", *options]))
+
+
+def test_node_seals_as_itself_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    first = policy()
+    assert first.identity is not None and (first.required, first.backbone) == (False, None)
+    again = policy("--require-sealed", "--backbone-key", "12ab-34cd-56ef-7890-1234")
+    assert again.identity is not None and again.identity.public == first.identity.public
+    assert (again.required, again.backbone) == (True, "12ab-34cd-56ef-7890-1234")
+    other = policy("--key-file", str(tmp_path / "other.pem")).identity
+    assert other is not None and other.public != first.identity.public
+    assert policy("--no-seal") == SealPolicy()
+
+
+def test_node_without_a_folder_for_its_key_has_another_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "expertswarm").write_text("not a folder")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    one, two = policy().identity, policy().identity
+    assert one is not None and two is not None and one.public != two.public
+
+
+@pytest.mark.parametrize(
+    "options", [("--require-sealed",), ("--backbone-key", "12ab")], ids=["required", "pinned"]
+)
+def test_options_that_contradict_each_other_are_refused(
+    options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--relay", "http://edge", "--no-seal", *options]) == 1
+    assert "--no-seal contradicts" in capsys.readouterr().err
+
+
+def test_line_says_whether_the_relay_can_read() -> None:
+    sealed = replace(STATUS, seal="sealed", backbone="12ab-34cd-56ef-7890-1234")
+    assert "sealed, backbone 12ab-34cd-56ef-7890-1234" in line(CONFIG, sealed)
+    bare = replace(STATUS, seal="unsealed", seal_why="the backbone does not seal")
+    assert "unsealed: the backbone does not seal" in line(CONFIG, bare)

@@ -19,6 +19,7 @@ from relay.wire.seal import (
     SealBook,
     SealIdentity,
     answer_hello,
+    link_seal,
     same_fingerprint,
 )
 from relay.wire.session import BackboneSession, CorruptReceived, NodeSession
@@ -180,9 +181,11 @@ def test_each_pairing_has_keys_of_its_own() -> None:
     assert why(node, of_backbone.seal(dispatch())) == "altered"
 
 
-def test_link_secrets_are_shared_and_differ() -> None:
-    node, backbone = pair()
-    assert node.link_secret("a") == backbone.link_secret("a") != node.link_secret("b")
+def test_links_have_seals_of_their_own() -> None:
+    backbone = link_seal("backbone", "1" * 32, bytes(32))
+    assert opened(link_seal("node", "1" * 32, bytes(32)), backbone.seal(dispatch())) == dispatch()
+    for link, key in (("2" * 32, bytes(32)), ("1" * 32, bytes([1]) * 32)):
+        assert why(link_seal("node", link, key), backbone.seal(dispatch())) == "altered"
 
 
 # -- the handshake
