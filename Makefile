@@ -44,6 +44,7 @@ bench-relay: setup
 
 bench-wire: setup
 	$(PY) bench/bench_wire.py $(JSON_FLAG)
+	$(PY) bench/bench_seal.py
 
 bench-floor: setup
 	$(PY) bench/bench_floor.py $(JSON_FLAG)

@@ -11,6 +11,7 @@ Every metric of the backbone, read from the tally when it is asked for: counting
 | swarm_node_round_trip_seconds | seconds, of the newest calls | node, kernel, quantile |
 | swarm_node_lane_calls_total | answers by the lane that brought them | node, lane |
 | swarm_node_lane_in_use | 1: this lane carries the node's calls now | node, lane |
+| swarm_node_sealed | 1: the relay cannot read its frames; 0: it can | node |
 | swarm_node_lane_evidence_age_seconds | since the lane in use was measured; missing: never | node, lane |
 | swarm_retries_total, swarm_hedges_total, swarm_failed_calls_total | events | |
 | swarm_relay_connected | 0 or 1 | |
@@ -91,13 +92,18 @@ class _TallyCollector(Collector):
         age = GaugeMetricFamily(
             "swarm_node_lane_evidence_age_seconds", "since the lane in use was measured", labels=LANE_LABELS
         )
+        sealed = GaugeMetricFamily(
+            "swarm_node_sealed", "1: the relay cannot read its frames", labels=("node",)
+        )
         for node_id, path in self._lanes().items():
+            if "sealed" in path:
+                sealed.add_metric((node_id,), int(path["sealed"]))
             in_use.add_metric((node_id, path["lane"]), 1)
             if path["evidence_age_s"] is not None:
                 age.add_metric((node_id, path["lane"]), path["evidence_age_s"])
             for lane, number in path["calls"].items():
                 calls.add_metric((node_id, lane), number)
-        yield from (calls, in_use, age)
+        yield from (calls, in_use, age, sealed)
 
 
 def tally_registry(

@@ -43,14 +43,15 @@ class LabSwarm:
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab
         self.folder = folder
+        self.alone = ""  # what the backbone answers without nodes, once a test asked
         self._nodes: dict[str, subprocess.Popen[str]] = {}
         self._relay: http.client.HTTPConnection | None = None
 
-    def start_relay(self) -> None:
+    def start_relay(self, *options: str) -> None:
         """Start the relay on all of its host's addresses and wait for it."""
         self._start("relay", "relay", "relay.cli", "serve", "--stun-addresses", f"{RELAY},{RELAY_2}",
-                    "--backbone-token", TOKEN, "--port", str(PORT))  # fmt: skip
-        self._wait(lambda: self._accepts("relay", (RELAY, PORT)), "relay")
+                    "--backbone-token", TOKEN, "--port", str(PORT), *options)  # fmt: skip
+        self.wait(lambda: self._accepts("relay", (RELAY, PORT)), "relay")
 
     def start_backbone(self, model: Path) -> None:
         """Start the backbone behind NAT A and wait until it is registered and its door is open."""
@@ -58,8 +59,8 @@ class LabSwarm:
                     "--relay", self.relay_url, "--relay-token", TOKEN, "--port", str(DOOR_PORT),
                     "--threads", "1", "--context", "512",
                     "--cache-dir", str(self.folder / "cache"))  # fmt: skip
-        self._wait(lambda: self._accepts("hA", ("127.0.0.1", DOOR_PORT)), "backbone")
-        self._wait(lambda: len(self.status()["backbones"]) == 1, "backbone")
+        self.wait(lambda: self._accepts("hA", ("127.0.0.1", DOOR_PORT)), "backbone")
+        self.wait(lambda: len(self.status()["backbones"]) == 1, "backbone")
 
     def start_node(self, name: str = "node") -> None:
         """Start a headless node behind NAT B."""
@@ -78,8 +79,35 @@ class LabSwarm:
 
     def answered(self) -> float:
         """How many partials the relay has passed on."""
+        return self.metric(ANSWERED)
+
+    def metric(self, name: str) -> float:
+        """Give one of the relay's metrics, all labels together."""
         lines = self._get("/metrics").splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(ANSWERED))
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    def node(self, name: str = "node") -> dict[str, Any] | None:
+        """What the relay says of a node; None while it is not here."""
+        return next((node for node in self.status()["nodes"] if node["name"] == name), None)
+
+    def wait_ready(self, name: str = "node", unlike: int = 0) -> dict[str, Any]:
+        """Wait until a node holds all it was assigned, in another session than `unlike`."""
+
+        def ready() -> bool:
+            node = self.node(name)
+            return (
+                node is not None
+                and node["peer"] != unlike
+                and 0 < node["slices_assigned"] == node["slices_ready"]
+            )
+
+        self.wait(ready, name)
+        found = self.node(name)
+        assert found is not None
+        return found
+
+    def process(self, name: str = "node") -> subprocess.Popen[str]:
+        return self._nodes[name]
 
     def complete(self, tokens: int = 4) -> str:
         """Ask the backbone for a few tokens; returns them."""
@@ -128,7 +156,7 @@ class LabSwarm:
         before = self.answered()
         with self.traffic():
             self.start_node(name)
-            self._wait(lambda: self._path(name) is not None, name)
+            self.wait(lambda: self._path(name) is not None, name)
             joined = time.monotonic()
             first = direct = path = None
             while (after := time.monotonic() - joined) < max(watch_s, READY_S if first is None else 0.0):
@@ -146,7 +174,7 @@ class LabSwarm:
     def leave(self, name: str = "node") -> None:
         """End a node and wait until the relay knows."""
         self._nodes.pop(name).terminate()
-        self._wait(lambda: self._path(name) is None, name)
+        self.wait(lambda: self._path(name) is None, name)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
@@ -165,7 +193,7 @@ class LabSwarm:
         command = (sys.executable, "-m", module, *argv)
         return self.lab.start(host, *command, log=self.folder / f"{name}.log", environment=clean)
 
-    def _wait(self, ready: Callable[[], bool], name: str) -> None:
+    def wait(self, ready: Callable[[], bool], name: str) -> None:
         give_up = time.monotonic() + READY_S
         while not ready():
             assert time.monotonic() < give_up, f"{name} is not ready after {READY_S:.0f} s\n{self.log(name)}"
@@ -187,8 +215,13 @@ class LabSwarm:
     def _get(self, path: str) -> str:
         if self._relay is None or self._relay.sock is None:
             self._relay = self._connection("relay", (RELAY, PORT))
-        self._relay.request("GET", path)
-        return self._relay.getresponse().read().decode()
+        try:
+            self._relay.request("GET", path)
+            return self._relay.getresponse().read().decode()
+        except ConnectionError:  # the relay closes connections that nobody used for a while
+            self._relay = self._connection("relay", (RELAY, PORT))
+            self._relay.request("GET", path)
+            return self._relay.getresponse().read().decode()
 
     def close(self) -> None:
         if self._relay is not None:
