@@ -17,6 +17,11 @@ POOL = Path(__file__).with_name("kernel_pool.js").read_bytes()
 GOLDEN = re.findall(
     r'GOLDEN(?:_FORMULA)?\((\d+|\d+, \d+), (\d+), "(\w+)"\)', (ROOT / "wasm/hashes.txt").read_text()
 )
+DIGESTS = [
+    line.split()
+    for line in (ROOT / "tests/vectors/kernel_digests.txt").read_text().splitlines()
+    if line.strip()
+]
 ISOLATION = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 BUILDS = ("plain", "relaxed16", "relaxed32")
 RETEST = "this.guarded(build, () => kernel.knownAnswerTest())"
@@ -43,16 +48,19 @@ async def test_every_known_answer_in_every_build(
     names = list(dict.fromkeys(name for name, _, _ in GOLDEN))
     tests = [[names.index(name), int(rows)] for name, rows, _ in GOLDEN]
     assert len(tests) == 3 * len(names) > 100
-    script = """async ([build, tests]) => {
+    formulas = [[int(word) for word in line[:3]] for line in DIGESTS]
+    assert len(formulas) > 200
+    script = """async ([build, tests, formulas]) => {
         const worker = new Worker('/src/known_answers.js', { type: 'module' });
         const heard = new Promise((resolve) => { worker.onmessage = ({ data }) => resolve(data); });
-        worker.postMessage({ build, tests });
+        worker.postMessage({ build, tests, formulas });
         return heard.finally(() => worker.terminate());
     }"""
     for build in BUILDS:
-        found = await tab.page.evaluate(script, [build, tests])
+        found = await tab.page.evaluate(script, [build, tests, formulas])
         assert found.get("error") is None and found["build"] == f"wasm-{build}"
         assert found["isolated"] == (headers == ISOLATION)
+        assert found["digests"] == [line[3] for line in DIGESTS]
         for digests in found["rounds"]:
             assert digests == [digest for _, _, digest in GOLDEN]
     assert tab.complaints == []

@@ -4,9 +4,10 @@
  * Works in a worker and in node, needs no secure context. The memory may grow at any take(), which detaches every view:
  * views are made anew after it. Sizes come back as signed 32-bit numbers (negative: an error), addresses as unsigned.
  */
-import { CallRefused, KernelFault, messageOf } from '../errors.js';
+import { KernelFault, messageOf } from '../errors.js';
 import { Heap, roundUp } from './heap.js';
 import { BuildFault, KernelMemoryFull, PackedExpert } from './kernel.js';
+import { check, describe } from './refusals.js';
 
 /** @typedef {import('./kernel.js').Formula} Formula */
 /** @typedef {import('./kernel.js').Kernel} Kernel */
@@ -25,21 +26,6 @@ const CALL_WORDS = 18; // ExpertCall
 const ROWS_BYTES = 16; // ExpertRows
 const PIECE_BYTES = 1 << 20; // of a slice at once: no second copy of it is in this memory
 const MAX_MEMORY = 65536 * 65535; // 4 GiB less one page
-
-/** enum expert_error, as Failure codes and words */
-const ERRORS = /** @type {Record<number, [string, string]>} */ ({
-  [-1]: ['non_finite', 'an infinity or NaN in weights, activations or outputs'],
-  [-2]: ['grid_overflow', 'an output does not fit the integer grid'],
-  [-3]: ['bad_frame', 'a dimension is no multiple of its block, or a buffer has the wrong length'],
-  [-4]: ['bad_frame', 'weight format not supported yet'],
-  [-5]: ['bad_frame', 'formula not supported yet'],
-  [-6]: ['bad_frame', 'a pick names an expert that was not passed'],
-  [-7]: ['bad_frame', 'x is in int8 blocks of another size than gate or up want; send f32 or f16'],
-  [-8]: ['bad_frame', 'a value out of range (an activation of -128, an exponent, an unknown encoding or grid)'],
-  [-9]: ['bad_frame', 'an expert was packed for another formula'],
-  [-10]: ['kernel_fault', 'scratch memory too small'],
-  [-11]: ['kernel_fault', 'the known-answer test gave another answer; this device must not serve'],
-});
 
 /** @implements {Kernel} */
 export class WasmKernel {
@@ -136,6 +122,14 @@ export class WasmKernel {
       for (const rows of SELF_TEST_ROWS) this.knownAnswer(test, rows);
       this.#passed.add(test);
     }
+  }
+
+  /** The digest of any known answer, for tests: of known formula `number` (-1: silu) in a format. @param {number} number @param {number} type @param {number} numTokens */
+  knownDigest(number, type, numTokens) {
+    const scratchBytes = this.#c.expert_self_test_scratch_bytes();
+    const [digest, scratch] = this.#reserve(32, scratchBytes);
+    check(this.#c.expert_known_digest(number, type, numTokens, scratch, scratchBytes, digest), 'no such answer');
+    return toHex(this.#bytes(digest, 32));
   }
 
   /** How many known answers there are. */
@@ -389,19 +383,6 @@ export class WasmKernel {
 /** Room for widths and rows at their widest. @param {number} numTokens @param {number} hiddenDim */
 function encodedBytes(numTokens, hiddenDim) {
   return roundUp(numTokens, 8) + numTokens * hiddenDim * 8;
-}
-
-/** @param {number} code @param {string} what @returns {number} the code when it is none of an error */
-function check(code, what) {
-  if (code >= 0) return code;
-  const [name] = ERRORS[code] ?? ['kernel_fault', ''];
-  if (name === 'kernel_fault') throw new KernelFault(`${what}: ${describe(code)}`);
-  throw new CallRefused(name, `${what}: ${describe(code)}`);
-}
-
-/** @param {number} code */
-function describe(code) {
-  return ERRORS[code]?.[1] ?? `error ${code}`;
 }
 
 /** @param {Uint8Array} bytes */
