@@ -22,7 +22,7 @@ import httpx
 import numpy as np
 
 from backbone.errors import BackboneError
-from backbone.experts.native import NativeKernel
+from backbone.experts.native import KernelFault, NativeKernel
 from backbone.experts.webgpu import WebGpuKernel
 from backbone.experts.webgpu import refusal as graphics_refusal
 from backbone.lanes.direct import ListenAt
@@ -132,6 +132,7 @@ class NodeClient:
         self._compute = ThreadPoolExecutor(config.threads, thread_name_prefix="compute")
         self._pack = ThreadPoolExecutor(1, thread_name_prefix="pack")
         self._held: dict[str, HeldSlice] = {}
+        self._testing = False
         self._work: dict[int, LayerWork] = {}
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._links = NodeLinks(self._link_event, self._send_signal, config.listen)
@@ -519,16 +520,23 @@ class NodeClient:
 
     async def _fetch(self, fetch: ev.FetchSlice, formula: Formula) -> None:
         """Get, verify and pack one slice; the outcome goes to the machine."""
+        kernel = self._kernel
         try:
             data = await fetch_slice(self._http, fetch.slice, fetch.size_bytes)
             self._bytes_in += len(data)
             held = await self._loop.run_in_executor(
-                self._pack, verify_and_pack, self._kernel, formula, fetch.slice, data
+                self._pack, verify_and_pack, kernel, formula, fetch.slice, data
             )
+            stale = isinstance(kernel, WebGpuKernel) and not kernel.holds(held.packed)
+            if stale or kernel is not self._kernel:
+                raise SliceFault(f"slice {fetch.slice[:12]}: the kernel it was for is gone")
         except SliceFault as exc:
             log.warning("%s", exc)
             self._fetches.pop(fetch.slice, None)
             self._tell(ev.SliceFailed(fetch.slice, str(exc)))
+            lost = isinstance(kernel, WebGpuKernel) and isinstance(exc.__cause__, KernelFault)
+            if lost and not self._testing:
+                await self._test_kernel()  # while no calls come nothing else would notice
             return
         self._fetches.pop(fetch.slice, None)
         self._held[fetch.slice] = held
@@ -538,6 +546,13 @@ class NodeClient:
 
     async def _test_kernel(self) -> None:
         """Test the kernel; take a lost graphics device anew, or go on without one."""
+        self._testing = True
+        try:
+            await self._prove_kernel()
+        finally:
+            self._testing = False
+
+    async def _prove_kernel(self) -> None:
         kernel = self._kernel
         lost = isinstance(kernel, WebGpuKernel) and kernel.lost is not None
         try:
@@ -551,7 +566,7 @@ class NodeClient:
             log.error("going on without the graphics device: %s", exc)
             self._kernel = NativeKernel(threads=self.config.threads)
             self._lose_slices()
-            await self._test_kernel()
+            await self._prove_kernel()
             return
         if lost:
             self._lose_slices()

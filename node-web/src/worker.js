@@ -61,7 +61,7 @@ async function start({ page, pinned, memoryBytes, name, identity, power, workers
       ...(rtc ? { webrtc: openChannel } : {}),
     },
     loadKernel: async (onLost) => {
-      const graphics = gpu && !builds.out.has('webgpu') ? await loadGraphics(builds, new URL('src/kernels/webgpu.wgsl', page), onLost) : null;
+      const graphics = gpu && !builds.out.has('webgpu') ? await loadGraphics(builds, page, onLost) : null;
       return graphics ?? loadKernel(builds, workers, onLost);
     },
     dropKernel: (build, why) => {
@@ -97,12 +97,12 @@ function openChannel(offer, handlers, say) {
   return new RtcTransport(port1, handlers, say);
 }
 
-/** The kernel on the graphics device, or null. @param {KernelBuilds} builds @param {URL} url @param {(experts: import('./kernels/kernel.js').PackedExpert[], why: string) => void} onLost */
-async function loadGraphics(builds, url, onLost) {
+/** The kernel on the graphics device, or null. @param {KernelBuilds} builds @param {string} page @param {(experts: import('./kernels/kernel.js').PackedExpert[], why: string) => void} onLost */
+async function loadGraphics(builds, page, onLost) {
   const exact = builds.kernel(await builds.open());
-  const wgsl = await readText(url);
   try {
-    return await WebGpuKernel.open({ exact, wgsl, onLost });
+    const read = (/** @type {string} */ name) => readText(new URL(`src/kernels/webgpu/${name}.wgsl`, page));
+    return await WebGpuKernel.open({ exact, read, onLost });
   } catch (error) {
     builds.drop('webgpu', messageOf(error));
     return null;

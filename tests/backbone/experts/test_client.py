@@ -17,6 +17,7 @@ from backbone.experts.local import LocalExperts, LocalRows
 from backbone.experts.native import NativeKernel
 from backbone.experts.nodes import Node
 from backbone.experts.plans import layer_plans
+from backbone.experts.record import Recorder
 from backbone.experts.tally import Tally
 from backbone.lanes.lane import LaneClosed
 from backbone.model.gguf import Model, open_model
@@ -153,6 +154,19 @@ async def test_any_split_over_nodes_gives_the_same_bits(model: Model, grid: Grid
             b.nodes(*split)
             assert (await b.dispatcher.call(call)).tobytes() == expected.tobytes()
         assert b.lane.calls
+
+
+async def test_what_a_node_answered_is_recorded_where_that_is_asked_for(model: Model, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, "ab" * 32, "random", model.slice_bytes)
+    async with bench(model) as b:
+        b.dispatcher._recorder = recorder
+        b.nodes([0, 1, 2, 3], [4, 5, 6, 7])
+        for call, _ in zip(calls(num_tokens=4), range(3), strict=False):
+            await b.dispatcher.call(call)
+        recorder.close()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["n0.escall", "n1.escall"]
+    assert b'"kernel": "native"' in (tmp_path / "n0.escall").read_bytes()
 
 
 async def test_rows_without_picks_are_not_sent(model: Model) -> None:

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from time import monotonic
 
 import numpy as np
 import pytest
 
 from backbone.experts.native import KernelFault, NativeKernel
+from backbone.experts.webgpu import TOLERANCE, WebGpuKernel
 from backbone.node.client import INLINE_BYTES, ClientConfig, NodeClient
 from backbone.node.machine import State
 from relay.wire import messages
@@ -23,7 +25,10 @@ EVERYTHING = {0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}
 
 @asynccontextmanager
 async def node(
-    relay: FakeRelay, kernel: NativeKernel = KERNEL, threads: int = 1, memory_bytes: int = 1 << 20
+    relay: FakeRelay,
+    kernel: NativeKernel | WebGpuKernel = KERNEL,
+    threads: int = 1,
+    memory_bytes: int = 1 << 20,
 ) -> AsyncIterator[NodeClient]:
     client = NodeClient(ClientConfig(relay.url, memory_bytes, "test", threads), kernel)
     client.machine._random = lambda: 0.0
@@ -293,3 +298,49 @@ class Elsewhere:
 
     def get_extra_info(self, name: str) -> tuple[str, int]:
         return ("192.0.2.9", 1) if name == "sockname" else self._real.get_extra_info(name)
+
+
+async def test_a_node_whose_graphics_device_dies_says_so_at_once_and_serves_on_another() -> None:
+    try:
+        kernel = WebGpuKernel()
+    except KernelFault as exc:
+        pytest.skip(str(exc))
+    async with FakeRelay(MODEL.by_id) as relay, node(relay, kernel):
+        offer = await serving(relay)
+        assert offer.kernel == "webgpu"
+        dispatch = MODEL.dispatch(1, [[0, 3], [2], [1, 2]])
+        exact = MODEL.answer(KERNEL, dispatch)
+        for number in (1, 3):
+            await relay.dispatch(number, dispatch)
+            sums = partial_of(await relay.hear_call()).sums()
+            assert np.abs(sums - exact).max() <= TOLERANCE * np.abs(exact).max()
+            kernel._gpu.device.destroy()
+            lost = monotonic()
+            await relay.dispatch(number + 1, dispatch)
+            failure = failure_of(await relay.hear_call())
+            assert failure.code == "kernel_fault" and "lost" in failure.message
+            assert monotonic() - lost < 1.0
+            await ready(relay, EVERYTHING)
+
+
+async def test_a_node_left_without_a_graphics_device_goes_on_with_the_exact_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    try:
+        kernel = WebGpuKernel()
+    except KernelFault as exc:
+        pytest.skip(str(exc))
+
+    def gone() -> None:
+        raise KernelFault(-11, "no graphics device")
+
+    monkeypatch.setattr(kernel, "reopen", gone)
+    async with FakeRelay(MODEL.by_id) as relay, node(relay, kernel) as client:
+        await relay.hear(messages.Offer)
+        kernel.lose("pulled out before anything was packed")
+        await relay.say(lambda session: session.send_assign(MODEL.assign(EVERYTHING)))
+        await ready(relay, EVERYTHING)
+        assert client.status().kernel == KERNEL.build
+        dispatch = MODEL.dispatch(0, [[1]])
+        await relay.dispatch(1, dispatch)
+        assert np.array_equal(partial_of(await relay.hear_call()).sums(), MODEL.answer(KERNEL, dispatch))

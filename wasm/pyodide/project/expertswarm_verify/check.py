@@ -21,7 +21,7 @@ class Report:
 
     wrong_slices: experts whose bytes have another hash. differences: (row, column, answered, recomputed) in
     steps of the grid, the first ones. worst: the largest difference beside the largest output of its row; a
-    graphics device may be off by up to 2^-10 (wasm/CONTRACT.md, "WebGPU"), no other node by anything.
+    graphics device may be off by up to 2^-8 (wasm/CONTRACT.md, "WebGPU"), no other node by anything.
     """
 
     agree: bool = False

@@ -1,0 +1,39 @@
+// p = weight * (down . h), one workgroup for a row and up to TILE picks.
+@group(0) @binding(0) var<storage, read> down_W: array<u32>;
+@group(0) @binding(1) var<storage, read> down_X: array<u32>;       // one row per pick
+@group(0) @binding(2) var<storage, read> weights: array<f32>;      // [picks]
+@group(0) @binding(3) var<storage, read> biases: array<f32>;
+@group(0) @binding(4) var<storage, read_write> P: array<u32>;      // [picks, all_rows] floats; BAD where not finite
+@group(0) @binding(5) var<uniform> p: Params;
+var<private> tile: u32;
+
+fn bias_of(i: u32) -> f32 {
+  if ((p.flags & 4u) == 0u) { return 0.0; }
+  return biases[i];
+}
+fn down_x_row(k: u32) -> u32 {
+  return p.first_pick + tile + k;
+}
+fn down_x_words() -> u32 {
+  return p.x_words;
+}
+fn down_x_block() -> u32 {
+  return p.x_block;
+}
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
+  let row = group.y * p.width + group.x;
+  if (row >= p.rows) { return; }
+  let first = group.z * TILE;
+  let picks = min(TILE, p.num_picks - first);
+  tile = first;
+  let product = down_dot(row, t, picks);
+  if (t < picks) {
+    let pick = p.first_pick + first + t;
+    let at = p.first_row + row;
+    let weight = weights[pick];
+    let o = finished(product, 1.0, p.scale, bias_of(p.bias_at + at));
+    let weighted = select(o, weight * o, (p.flags & 8u) != 0u);
+    P[pick * p.all_rows + at] = select(BAD, bitcast<u32>(weighted), finite(o) && finite(weighted));
+  }
+}

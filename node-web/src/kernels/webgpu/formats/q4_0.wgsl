@@ -1,0 +1,12 @@
+// Q4_0, 32 columns in 18 bytes: d f16 at 0, nibbles at 2; weight = d * (q - 8).
+const $COLS = 32u;
+const $BYTES = 18u;
+fn $unpack(block: u32, j: u32) {
+  $nibbles(block + 2u);
+}
+fn $sub(x: u32) -> vec2<i32> {
+  return vec2<i32>($dots(x, 0u, 8u) - 8 * $sum(x, 0u, 8u), 0);
+}
+fn $term(block: u32, dx: f32, i: f32, m: f32) -> f32 {
+  return ($half(block) * dx) * i;
+}
