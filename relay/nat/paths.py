@@ -31,7 +31,8 @@ class PathPolicy:
     retry_max_s: pause before a failed or slower lane is tried again, doubled each time. missed: calls that
     had to be asked again over the relay within missed_window_s before a lane is left. traffic: calls of one
     size that are judged together. traffic_fresh_s: how old the relay's calls may be to be compared with;
-    older ones only lead to a race, at most one in race_again_s.
+    older ones only lead to a race, at most one in race_again_s. near_s, near_tries: pause before a lane that was
+    faster at the median and lost by one late message is raced again, and how often.
     """
 
     hysteresis: float = 0.05
@@ -46,6 +47,8 @@ class PathPolicy:
     traffic: int = 16
     traffic_fresh_s: float = 60.0
     race_again_s: float = 15.0
+    near_s: float = 3.0
+    near_tries: int = 3
 
 
 @dataclass(slots=True)
@@ -70,10 +73,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a lane beats another, and in words why."""
+    """Whether a lane beats another, and in words why. near: at the median it does, only its tail does not."""
 
     better: bool
     why: str
+    near: bool = False
 
 
 def better_path(current: Evidence, other: Evidence, policy: PathPolicy) -> Verdict:
@@ -88,19 +92,20 @@ def better_path(current: Evidence, other: Evidence, policy: PathPolicy) -> Verdi
     sizes = sorted(current.round_trips_ms.keys() & other.round_trips_ms.keys())
     if not sizes:
         return Verdict(False, "nothing to compare")
-    gains, words = [], []
+    gains, words, near = [], [], True
     for size in sizes:
         old, new = [[lane.percentile_ms(size, share) for share in (0.5, 0.95)] for lane in (current, other)]
         words.append(f"{size} KB: {new[0]:.1f}/{new[1]:.1f} ms against {old[0]:.1f}/{old[1]:.1f} ms")
         slack, slack_ms = abs(policy.hysteresis), abs(policy.hysteresis_ms)
         if new[0] > old[0] * (1 + slack) and new[0] - old[0] > slack_ms:
             return Verdict(False, f"slower at {words[-1]}")
+        near = near and old[0] - new[0] > max(slack_ms, slack * old[0])
         gains.append((fmean(old) - fmean(new), (fmean(old) - fmean(new)) / max(fmean(old), 1e-9)))
     better = (
         fmean(ms for ms, _ in gains) > policy.hysteresis_ms
         and fmean(share for _, share in gains) > policy.hysteresis
     )
-    return Verdict(better, ("" if better else "not faster enough at ") + ", ".join(words))
+    return Verdict(better, ("" if better else "not faster enough at ") + ", ".join(words), near)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +229,8 @@ class PathBook:
                 if self.current == RELAYED:
                     self.why = f"{race.other} is {verdict.why}"
                 self._later(lane, now)
+                if verdict.near and lane.tries <= self._policy.near_tries:
+                    lane.due_at = now + self._policy.near_s
             self.evidence, self.evidence_at = (other if verdict.better else current), now
         else:
             lane.due_at = now  # the lane in use changed meanwhile

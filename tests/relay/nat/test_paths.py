@@ -253,3 +253,21 @@ def test_calls_on_the_relay_that_are_long_ago_lead_to_a_race_not_to_a_change() -
         book.called("direct", 12, 120.0, 200.0 + number / 100)
     assert book.current == "direct"
     assert book.handle_timer(201.0) == [Race("relayed", "direct")]
+
+
+def test_lane_that_lost_by_one_late_message_is_raced_again_soon_and_not_for_ever() -> None:
+    policy = PathPolicy(near_s=3.0, near_tries=2, retry_s=100.0)
+    book = PathBook(["direct"], policy, 0.0)
+    book.handle_timer(0.0)
+    book.opened("direct", 0.0)
+    now, pauses = 0.0, []
+    for _ in range(3):
+        (race,) = book.handle_timer(now)
+        assert isinstance(race, Race)
+        book.raced(race, Evidence({12: [80.0] * 8}), Evidence({12: [40.0] * 7 + [400.0]}), now)
+        assert book.current == RELAYED
+        due = book.next_timer()
+        assert due is not None
+        pauses.append(due - now)
+        now = due
+    assert pauses == [3.0, 3.0, 400.0]
