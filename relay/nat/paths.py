@@ -31,8 +31,8 @@ class PathPolicy:
     retry_max_s: pause before a failed or slower lane is tried again, doubled each time. missed: calls that
     had to be asked again over the relay within missed_window_s before a lane is left. traffic: calls of one
     size that are judged together. traffic_fresh_s: how old the relay's calls may be to be compared with;
-    older ones only lead to a race, at most one in race_again_s. near_s, near_tries: pause before a lane that was
-    faster at the median and lost by one late message is raced again, and how often.
+    older ones only lead to a race, at most one in race_again_s. near_s, near_tries: pause before a lane
+    that was faster at the median and lost by one late message is raced again, and how often.
     """
 
     hysteresis: float = 0.05
