@@ -4,6 +4,7 @@ import { ChosenKernel } from '../node-web/src/kernels/chosen.js';
 import { PoolKernel } from '../node-web/src/kernels/pool.js';
 import { proveAndTime } from '../node-web/src/work.js';
 
+const WARM_MS = 400; // of many short calls: V8 compiles hot code anew, beside us, and takes it up when a function is entered again
 const FORMULA = { activation: 'silu', alpha: 0, limit: 0, weight_position: 'after', biased: false };
 
 /** A worker asked one thing at a time. */
@@ -53,6 +54,7 @@ export async function measure(shape, spawn, compile, get) {
         }
         for (const rows of shape.rows) {
           for (const worker of workers) await worker.ask({ type: 'rows', numTokens: rows });
+          for (const end = performance.now() + WARM_MS; performance.now() < end; ) await workers[0].ask({ type: 'run', count: group });
           for (const threads of shape.threads) {
             const spentS = await bestS(workers.slice(0, threads), { type: 'run', count: count / threads }, shape.seconds);
             found.push({ ggml_type: type, variant, rows, threads, size_bytes: count * slice.length, spent_s: spentS, read_s: readS.get(threads) ?? 0 });
