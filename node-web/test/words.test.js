@@ -25,6 +25,14 @@ test('bytes and counts keep three digits and never round up to a record', () => 
   assert.deepEqual([plural(1, 'layer'), plural(2, 'layer')], ['1 layer', '2 layers']);
 });
 
+test('a page that works for one key only says whom it does not work for', () => {
+  const why = 'the backbone’s key is 12ab, not the pinned 34cd';
+  const { headline, detail } = say({ state: 'OFFERED', seal: 'refused', sealWhy: why });
+  assert.equal(headline, 'Not contributing');
+  assert.match(detail, /12ab, not the pinned 34cd\.$/);
+  assert.equal(say({ state: 'CONNECTING', seal: 'none' }).headline, 'Connecting…');
+});
+
 test('no phone is asked for more than 256 MB unless its owner chooses so', () => {
   assert.equal(pledges(device(IPHONE)).proposedMb, 256);
   assert.deepEqual(pledges(device(IPHONE)).choicesMb, [64, 128, 256]);
