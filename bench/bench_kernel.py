@@ -115,9 +115,10 @@ def native_rows(build: str, ggml_type: int, options: argparse.Namespace) -> list
     formula = Formula(HIDDEN_DIM, EXPERT_DIM, ggml_type, ggml_type, ggml_type)
     slices = [random_slice(formula, seed) for seed in range(2)]
     count = max(POOL_BYTES // formula.slice_bytes // (2 * EXPERTS_A_CALL), 1) * 2 * EXPERTS_A_CALL
-    started = perf_counter()
+    kernel.pack(formula, slices[0])  # runs the known answers of the format
+    started = thread_time()
     pool = [kernel.pack(formula, slices[i % 2]) for i in range(count)]
-    pack_gb_s = formula.slice_bytes * count / (perf_counter() - started) / 1e9
+    repack_gb_s = formula.slice_bytes * count / (thread_time() - started) / 1e9
     found: list[Row] = []
     for threads in options.threads:
         parts = [pool[i * count // threads : (i + 1) * count // threads] for i in range(threads)]
@@ -129,18 +130,18 @@ def native_rows(build: str, ggml_type: int, options: argparse.Namespace) -> list
             size = formula.slice_bytes * count
             variant = kernel.build.removeprefix("native-")
             found.append(
-                row("native", ggml_type, num_tokens, threads, size, spent_s, read_s, pack_gb_s, variant)
+                row("native", ggml_type, num_tokens, threads, size, spent_s, read_s, repack_gb_s, variant)
             )
     return found
 
 
 def row(
     build: str, ggml_type: int, rows: int, threads: int, size_bytes: int, spent_s: float, read_s: float = 0.0,
-    pack_gb_s: float = 0.0, variant: str = "",
+    repack_gb_s: float = 0.0, variant: str = "",
 ) -> Row:  # fmt: skip
     return dict(
         format=FORMATS[ggml_type].name, build=build, variant=variant, rows=rows, threads=threads,
-        gb_s=size_bytes / spent_s / 1e9, of_read=read_s / spent_s, pack_gb_s=pack_gb_s,
+        gb_s=size_bytes / spent_s / 1e9, of_read=read_s / spent_s, repack_gb_s=repack_gb_s,
     )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """
-Write formats/grids.h: the grids of the IQ formats, as codes, from the `gguf` package's data.
+Write formats/grids.h: the grids of the IQ formats, as levels, from the `gguf` package's data.
 
 A grid is part of the file format, as a table of characters is part of a text format: the weights of a block
-name points of it. A point is kept as one code per column, 2 bits wide (IQ1, IQ2) or 3 (IQ3), the first
-column lowest; formats/looked_up.h knows the level of each code.
+name points of it. A point is kept as one byte per column, the first column lowest: the level without its
+sign (IQ2, IQ3), or 8 * level + 129, the level and a delta of plus one in eighths as an unsigned byte (IQ1).
 
     python wasm/grids.py            write it; a test fails when it is stale
 """
@@ -20,28 +20,30 @@ GRIDS = {
 }  # fmt: skip
 
 
-def codes(source: type) -> "np.ndarray":
+def points(source: type) -> "np.ndarray":
     """Give one number per point of a grid."""
     source.init_grid()
-    points = np.asarray(source.grid).reshape(source.grid_shape)
-    width = 3 if len(source.grid_map) > 4 else 2
-    code = np.searchsorted(source.grid_map, points)
-    return (code << width * np.arange(points.shape[1])).sum(axis=1)
+    levels = np.asarray(source.grid).reshape(source.grid_shape).astype(np.int64)
+    if source is quants.IQ1_S:
+        levels = 8 * levels + 129
+    return np.ascontiguousarray(levels.astype(np.uint8)).view(f"<u{levels.shape[1]}").ravel()
 
 
 def text() -> str:
     """Give the whole header."""
     lines = [
-        "// The grids of the IQ formats, one code per column: written by wasm/grids.py.",
+        "// The grids of the IQ formats, one byte per column: written by wasm/grids.py.",
         "// clang-format off",
         "#include <stdint.h>",
         "",
     ]
     for name, source in GRIDS.items():
-        numbers = codes(source)
-        lines.append(f"static const uint16_t {name}[{len(numbers)}] __attribute__((unused)) = {{")
-        for at in range(0, len(numbers), 16):
-            lines.append("    " + " ".join(f"{n}," for n in numbers[at : at + 16]))
+        numbers = points(source)
+        bits = 8 * numbers.itemsize
+        lines.append(f"static const uint{bits}_t {name}[{len(numbers)}] __attribute__((unused)) = {{")
+        per_line = 320 // bits
+        for at in range(0, len(numbers), per_line):
+            lines.append("    " + " ".join(f"{n:#0{2 + bits // 4}x}," for n in numbers[at : at + per_line]))
         lines.append("};")
     return "\n".join(lines) + "\n"
 

@@ -19,7 +19,7 @@ static void unpack(const uint8_t *block, Unpacked *w) {
         w->scale[j] = (int8_t)(2 * (block[74 + j / 2] >> 4 * (j % 2) & 15) + 1);
     for (int k = 0; k < 32; k++) {
         const int point = block[2 + k] | (block[66 + k / 4] >> 2 * (k % 4) & 3) << 8;
-        put8(w, k, with_signs(iq2_levels(iq2_s_grid[point]), block[34 + k]));
+        put8(w, k, with_signs(iq2_s_grid[point], block[34 + k]));
     }
 }
 DEFINE_LOOKED_UP

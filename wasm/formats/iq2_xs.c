@@ -19,7 +19,7 @@ static void unpack(const uint8_t *block, Unpacked *w) {
         w->scale[j] = (int8_t)(2 * (block[66 + j / 2] >> 4 * (j % 2) & 15) + 1);
     for (int k = 0; k < 32; k++) {
         const unsigned point = load_u16(block + 2 + 2 * k);
-        put8(w, k, with_signs(iq2_levels(iq2_xs_grid[point & 511]), eight_signs(point >> 9)));
+        put8(w, k, with_signs(iq2_xs_grid[point & 511], eight_signs(point >> 9)));
     }
 }
 DEFINE_LOOKED_UP

@@ -19,9 +19,7 @@ static void unpack(const uint8_t *block, Unpacked *w) {
         const uint8_t *sub = block + 2 + 8 * (k / 4);
         const uint32_t bits = load_u32(sub + 4);
         w->scale[k / 2] = (int8_t)(2 * (bits >> 28) + 1);
-        put8(w, k,
-             with_signs(iq2_levels(iq2_xxs_grid[sub[k % 4]]),
-                        eight_signs(bits >> 7 * (k % 4) & 127)));
+        put8(w, k, with_signs(iq2_xxs_grid[sub[k % 4]], eight_signs(bits >> 7 * (k % 4) & 127)));
     }
 }
 DEFINE_LOOKED_UP

@@ -19,9 +19,9 @@ static void unpack(const uint8_t *block, Unpacked *w) {
         w->scale[j] = (int8_t)(2 * (block[106 + j / 4] >> 4 * (j / 2 % 2) & 15) + 1);
     for (int k = 0; k < 32; k++) {
         const unsigned upper = block[66 + k / 4] >> 2 * (k % 4);
-        const uint16_t first = iq3_s_grid[block[2 + 2 * k] | (upper & 1) << 8],
+        const uint32_t first = iq3_s_grid[block[2 + 2 * k] | (upper & 1) << 8],
                        second = iq3_s_grid[block[3 + 2 * k] | (upper >> 1 & 1) << 8];
-        put8(w, k, with_signs(iq3_s_levels(first, second), block[74 + k]));
+        put8(w, k, with_signs(two_points(first, second), block[74 + k]));
     }
 }
 DEFINE_LOOKED_UP

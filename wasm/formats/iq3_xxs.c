@@ -20,7 +20,7 @@ static void unpack(const uint8_t *block, Unpacked *w) {
         const uint32_t bits = load_u32(block + 66 + 4 * (k / 4));
         w->scale[k / 2] = (int8_t)(2 * (bits >> 28) + 1);
         put8(w, k,
-             with_signs(iq3_xxs_levels(iq3_xxs_grid[points[0]], iq3_xxs_grid[points[1]]),
+             with_signs(two_points(iq3_xxs_grid[points[0]], iq3_xxs_grid[points[1]]),
                         eight_signs(bits >> 7 * (k % 4) & 127)));
     }
 }

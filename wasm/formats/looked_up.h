@@ -15,32 +15,12 @@
 
 #define BYTES_OF(n) (0x0101010101010101u * (n)) // n in each byte
 
-// Eight 2-bit codes to eight bytes, four 3-bit codes to four.
-static inline uint64_t spread2(uint64_t codes) {
-    codes = (codes | codes << 24) & 0x000000ff000000ffu;
-    codes = (codes | codes << 12) & 0x000f000f000f000fu;
-    return (codes | codes << 6) & BYTES_OF(3);
+// A point of IQ1 in eighths: 8 * level + 1, or - 1 with a negative delta.
+static inline uint64_t iq1_levels(uint64_t point, int minus) {
+    return (point - (minus ? BYTES_OF(2) : 0)) ^ BYTES_OF(0x80);
 }
-static inline uint64_t spread3(uint64_t codes) {
-    codes = (codes | codes << 10) & 0x003f003fu;
-    return (codes | codes << 5) & 0x07070707u;
-}
-
-// The levels of the grids, by code. IQ2: 8 25 43. IQ3_XXS: 4 12 20 28 36 44 52 62. IQ3_S: 1 3 ... 15.
-// IQ1: (code - 1) * 8 +- 1, the levels -1 0 1 and the delta of an eighth in eighths.
-static inline uint64_t iq2_levels(uint16_t codes) {
-    const uint64_t c = spread2(codes);
-    return c * 17 + (c >> 1 & BYTES_OF(1)) + BYTES_OF(8);
-}
-static inline uint64_t iq3_xxs_levels(uint16_t first, uint16_t second) {
-    const uint64_t c = spread3(first) | spread3(second) << 32;
-    return c * 8 + BYTES_OF(4) + ((c & c >> 1 & c >> 2) & BYTES_OF(1)) * 2;
-}
-static inline uint64_t iq3_s_levels(uint16_t first, uint16_t second) {
-    return (spread3(first) | spread3(second) << 32) * 2 + BYTES_OF(1);
-}
-static inline uint64_t iq1_levels(uint16_t codes, int minus) {
-    return (spread2(codes) * 8 + (minus ? BYTES_OF(0x77) : BYTES_OF(0x79))) ^ BYTES_OF(0x80);
+static inline uint64_t two_points(uint32_t first, uint32_t second) {
+    return first | (uint64_t)second << 32;
 }
 
 // Negate byte i where bit i is set; no byte is 0. Of seven sign bits the eighth is their parity.
