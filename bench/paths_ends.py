@@ -136,6 +136,7 @@ def quic_settings(**more: object) -> QuicConfiguration:
         congestion_control_algorithm="cubic",
         max_data=STREAM_BYTES,
         max_stream_data=STREAM_BYTES,
+        idle_timeout=600.0,  # the other lanes take their time
         **more,  # type: ignore[arg-type]
     )
 
