@@ -1,5 +1,7 @@
 """Which pairs of NATs end how: served over the relay within two seconds, then direct where it can be."""
 
+import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -69,4 +71,44 @@ def test_node_far_away_is_served_over_the_relay_within_two_seconds(model: Path, 
         swarm.start_relay()
         swarm.start_backbone(model)
         join(swarm)
+        swarm.close()
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium in PATH: apt-get install chromium")
+def test_tab_behind_a_nat_answers_over_the_relay_then_over_a_data_channel(
+    model: Path, tmp_path: Path
+) -> None:
+    with Lab("portrestricted", "portrestricted", leg_relay=AWAY) as lab:
+        swarm = LabSwarm(lab, tmp_path)
+        swarm.start_relay()
+        swarm.start_backbone(model)
+        alone = swarm.complete(tokens=16)
+        with swarm.traffic():
+            lab.start("hB", "chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
+                      "--disable-background-networking", f"--user-data-dir={tmp_path}/profile",
+                      f"{swarm.relay_url}/?workers=1#auto", log=tmp_path / "tab.log",
+                      environment={"HOME": str(tmp_path)})  # fmt: skip
+            lanes, give_up = [], time.monotonic() + WATCH_S["direct"]
+            while "webrtc" not in lanes and time.monotonic() < give_up:
+                lanes += [node["path"]["lane"] for node in swarm.status()["nodes"]]
+                time.sleep(0.05)
+        assert lanes[0] == "relayed" and lanes[-1] == "webrtc", (
+            lanes[-1:],
+            (tmp_path / "tab.log").read_text(),
+        )
+        answered = swarm.answered()
+        assert swarm.complete(tokens=16) == alone, "another path or place never changes a token"
+        assert swarm.answered() == answered, "the relay carried no call"
+        swarm.close()
+
+
+def test_node_on_a_slow_and_lossy_line_changes_no_token(model: Path, tmp_path: Path) -> None:
+    line = Leg(delay_ms=15, loss_pct=1, rate_mbit=20)
+    with Lab("open", "addrrestricted", leg_b=line) as lab:
+        swarm = LabSwarm(lab, tmp_path)
+        swarm.start_relay()
+        swarm.start_backbone(model)
+        alone = swarm.complete(tokens=16)
+        join(swarm)
+        assert swarm.complete(tokens=16) == alone
         swarm.close()
