@@ -21,5 +21,5 @@ function spawn(script = 'kernel_worker.js') {
 const spawnPool = () => spawn('../node-web/src/kernels/pool-worker.js');
 const get = async (type) => new Uint8Array(readFileSync(`${folder}/${type}`));
 const compile = async (build) => WebAssembly.compile(readFileSync(kernels[build]));
-const asked = { measure: () => measure(shape, () => spawn(), compile, get), startUp: () => startUp(compile), callOverhead: () => callOverhead(compile, spawnPool) };
+const asked = { measure: () => measure(shape, () => spawn(), compile, get), startUp: () => startUp(compile, spawnPool, shape.workers), callOverhead: () => callOverhead(compile, spawnPool) };
 console.log(JSON.stringify(await asked[what]()));

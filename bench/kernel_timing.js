@@ -81,19 +81,22 @@ async function bestS(workers, message, seconds) {
 }
 
 /**
- * Milliseconds until a fresh thread could make its offer: all builds compiled, one tested; its speed measured, tested again. Then
+ * Milliseconds until a fresh page could make its offer: the first build compiled and tested; workers opened, its speed measured, tested again. Then
  * what the first slice of a model waits for: its formats tested in every build, the fastest chosen.
  */
-export async function startUp(compile) {
+export async function startUp(compile, spawnPool, workers) {
   const started = performance.now();
   const builds = new KernelBuilds(compile);
+  const pool = workers > 1 ? PoolKernel.open({ builds, count: workers, spawn: spawnPool }) : null;
   await builds.open();
   const opened = performance.now();
-  const kernel = new ChosenKernel(builds);
+  const kernel = pool ? await pool : new ChosenKernel(builds);
   await proveAndTime(kernel);
   const proven = performance.now();
   const formula = { ...FORMULA, hidden_dim: 512, expert_dim: 256, gate_type: 12, up_type: 12, down_type: 14 };
+  await builds.ready;
   const build = builds.choice(formula);
+  kernel.close();
   return { load_ms: opened - started, prove_ms: proven - opened, first_format_ms: performance.now() - proven, build };
 }
 

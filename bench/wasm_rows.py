@@ -98,7 +98,7 @@ def in_chromium(what: str, shape: Found, folder: Path) -> Any:
         const spawnPool = () => new Worker('/node-web/src/kernels/pool-worker.js', { type: 'module' });
         return {
             measure: () => timing.measure(shape, spawn, compile, get),
-            startUp: () => timing.startUp(compile),
+            startUp: () => timing.startUp(compile, spawnPool, shape.workers),
             callOverhead: () => timing.callOverhead(compile, spawnPool),
         }[what]();
     }"""
@@ -161,19 +161,26 @@ def start_up_rows(repeat: int) -> list[Found]:
     """Time the start of the kernel in fresh processes and pages; the median of `repeat` each."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        starts = {
-            "node": lambda: in_node({"kernels": kernel_files(), "what": "startUp"}),
-            "chromium": lambda: in_chromium("startUp", {}, Path(folder)),
-        }
-        for place, start in starts.items():
+        for place, workers in (("node", 1), ("node", 2), ("chromium", 1), ("chromium", 2)):
             try:
-                found = [start() for _ in range(repeat)]
+                if place == "node":
+                    shape: Found = {"kernels": kernel_files(), "what": "startUp", "workers": workers}
+                    found = [in_node(shape) for _ in range(repeat)]
+                else:
+                    found = [
+                        in_chromium("startUp", {"workers": workers}, Path(folder)) for _ in range(repeat)
+                    ]
             except LeftOut as exc:
                 print(f"start-up in {place} left out: {exc}")
                 continue
             totals = [one["load_ms"] + one["prove_ms"] for one in found]
             middle = sorted(range(repeat), key=totals.__getitem__)[repeat // 2]
-            row = {"place": place, "ms": totals[middle], "of_aim": totals[middle] / AIM_MS} | found[middle]
+            row = {
+                "place": place,
+                "workers": workers,
+                "ms": totals[middle],
+                "of_aim": totals[middle] / AIM_MS,
+            } | found[middle]
             rows.append(row)
     return rows
 

@@ -76,14 +76,16 @@ async function start({ page, pinned, memoryBytes, name, identity, power, workers
 
 /** Several workers where the browser lets us have them, else this one. @param {KernelBuilds} builds @param {number} workers @param {(experts: import('./kernels/kernel.js').PackedExpert[], why: string) => void} onLost */
 async function loadKernel(builds, workers, onLost) {
-  for (await builds.open(); workers > 1; workers >>= 1) {
+  for (; workers > 1; workers >>= 1) {
     const spawn = () => new Worker(new URL('kernels/pool-worker.js', import.meta.url), { type: 'module' });
     try {
       return await PoolKernel.open({ builds, count: workers, spawn, onLost });
     } catch (error) {
+      if (error instanceof Unreachable) throw error;
       console.warn(`no pool of ${workers} workers: ${messageOf(error)}`); // no memory for so many, or none inside workers
     }
   }
+  await builds.open();
   return new ChosenKernel(builds, onLost); // a wrong build shows in this thread as well
 }
 

@@ -42,6 +42,8 @@ export class KernelBuilds {
     this.modules = new Map();
     /** @type {Map<Build, WasmKernel>} those that passed their test */
     this.kernels = new Map();
+    /** @type {Map<Build, Promise<void>>} */
+    this.coming = new Map();
     /** Whether every build has come, or cannot. */
     this.complete = false;
     /** @type {Promise<void>} */
@@ -59,8 +61,11 @@ export class KernelBuilds {
   async open() {
     /** @type {unknown} */
     let away;
-    const coming = BUILDS.filter((build) => !this.out.has(build) && !this.modules.has(build)).map((build) =>
-      this.get(build).catch((error) => { away = error; }));
+    const coming = BUILDS.filter((build) => !this.out.has(build) && !this.modules.has(build)).map((build) => {
+      const come = this.coming.get(build) ?? this.get(build).finally(() => this.coming.delete(build));
+      this.coming.set(build, come);
+      return come.catch((error) => { away = error; });
+    });
     this.complete = coming.length === 0;
     this.ready = Promise.all(coming).then(() => { this.complete = true; });
     for (const come of coming) {

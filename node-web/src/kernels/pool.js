@@ -159,7 +159,7 @@ function joined(stretches, numRows, columns, whole) {
 export class PoolKernel {
   /**
    * @param {object} options
-   * @param {KernelBuilds} options.builds opened
+   * @param {KernelBuilds} options.builds are opened when they are not
    * @param {number} options.count workers
    * @param {number} [options.limitBytes] of each worker's memory
    * @param {() => WorkerLike} options.spawn opens one pool-worker.js
@@ -169,14 +169,20 @@ export class PoolKernel {
    * @returns {Promise<PoolKernel>} once every worker has passed its known-answer test; throws KernelFault
    */
   static async open({ builds, count, limitBytes, spawn, onLost = () => {}, silentMs = SILENT_MS, splitBytes = SPLIT_BYTES }) {
-    const pool = new PoolKernel(builds, { limitBytes }, spawn, onLost, { silentMs, splitBytes });
+    const workers = Array.from({ length: count }, spawn); // they load their script while the builds come
+    let close = () => workers.forEach((worker) => worker.terminate());
     try {
-      await Promise.all(Array.from({ length: count }, () => pool.hire()));
+      await builds.open();
+      const pool = new PoolKernel(builds, { limitBytes }, spawn, onLost, { silentMs, splitBytes });
+      const novices = workers.map((worker) => new Member(pool, worker));
+      for (const novice of novices) pool.novices.add(novice);
+      close = () => pool.close();
+      await Promise.all(novices.map((novice) => pool.hire(novice)));
+      return pool;
     } catch (error) {
-      pool.close();
+      close();
       throw error;
     }
-    return pool;
   }
 
   /**
@@ -338,11 +344,12 @@ export class PoolKernel {
     this.novices.clear();
   }
 
-  /** Start a worker; it is given experts once it has passed its test. Throws KernelFault when no build does in it. */
-  async hire() {
+  /** Start a worker, or take this one; it is given experts once it has passed its test. Throws KernelFault when no build does in it. @param {Member} [novice] */
+  async hire(novice) {
     for (;;) {
       const first = this.builds.first();
-      const member = new Member(this, this.spawn());
+      const member = novice ?? new Member(this, this.spawn());
+      novice = undefined;
       this.novices.add(member);
       try {
         await member.ask({ type: 'load', ...this.load, build: first, module: this.builds.modules.get(first) });
