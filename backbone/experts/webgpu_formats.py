@@ -4,11 +4,14 @@ What the graphics kernel can hold and compute; mirrors node-web/src/kernels/webg
 Also the small experts with which one kernel is compared with another.
 """
 
+import base64
 from dataclasses import replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from gguf import quants
 
 from backbone.model.formula import Formula
 
@@ -40,8 +43,15 @@ FORMATS = {  # by ggml type id
     12: GpuFormat("q4_k", 256, 256, 144, ((1, 0x83, 0x0C), (3, 0x83, 0x0C))),
     13: GpuFormat("q5_k", 256, 256, 176, ((1, 0x83, 0x08), (3, 0x83, 0x08))),
     14: GpuFormat("q6_k", 256, 256, 210, ((209, 0x83, 0x00),)),
+    16: GpuFormat("iq2_xxs", 256, 256, 66, ((1, 0x83, 0x0C),)),
+    17: GpuFormat("iq2_xs", 256, 256, 74, ((1, 0x83, 0x0C),)),
+    18: GpuFormat("iq3_xxs", 256, 256, 98, ((1, 0x83, 0x08),)),
+    19: GpuFormat("iq1_s", 256, 256, 50, ((1, 0x83, 0x18),)),
     20: GpuFormat("iq4_nl", 32, 32, 18, ((1, 0x83, 0x10),)),
+    21: GpuFormat("iq3_s", 256, 256, 110, ((1, 0x83, 0x08),)),
+    22: GpuFormat("iq2_s", 256, 256, 82, ((1, 0x83, 0x0C),)),
     23: GpuFormat("iq4_xs", 256, 256, 136, ((1, 0x83, 0x04),)),
+    29: GpuFormat("iq1_m", 256, 256, 56, ((53, 0x3F, 0x80), (55, 0x8F, 0x10))),
     30: GpuFormat("bf16", 0, 1, 2, ((1, 0x80, 0x3D),)),
     34: GpuFormat("tq1_0", 256, 256, 54, ((53, 0x83, 0x28),)),
     35: GpuFormat("tq2_0", 256, 256, 66, ((65, 0x83, 0x28),)),
@@ -60,6 +70,38 @@ ACTIVATIONS = (
 BINDING_BYTES = 128 << 20  # what every device binds at once
 READ_BEYOND = 8  # the shaders may read a word behind the last
 TILE = 8  # as in head.wgsl
+
+
+def uses_grid(ggml_type: int | None) -> bool:
+    """Whether the weights of this format are points of a grid."""
+    return ggml_type is not None and FORMATS[ggml_type].file.startswith(("iq1", "iq2", "iq3"))
+
+
+def grid_bytes() -> npt.NDArray[np.uint8]:
+    """
+    The grids, a byte per column, in the order of grids.wgsl: levels without signs, or 8 * level + 129 (IQ1).
+
+    The page's webgpu/grids.js holds the same; `python -m backbone.experts.webgpu_formats` writes it.
+    """
+    sources: tuple[Any, ...] = (
+        quants.IQ1_S, quants.IQ2_XXS, quants.IQ2_XS, quants.IQ2_S, quants.IQ3_XXS, quants.IQ3_S,
+    )  # fmt: skip
+    parts = []
+    for source in sources:
+        source.init_grid()
+        levels = np.asarray(source.grid).astype(np.int64).reshape(-1)
+        parts.append((8 * levels + 129 if source is quants.IQ1_S else levels).astype(np.uint8))
+    return np.concatenate(parts)
+
+
+def grids_script() -> str:
+    """The text of grids.js."""
+    words = base64.b64encode(grid_bytes().tobytes()).decode()
+    lines = [words[at : at + 120] for at in range(0, len(words), 120)]
+    head = (
+        "/** The grids of the IQ formats, base64: written by python -m backbone.experts.webgpu_formats. */\n"
+    )
+    return head + "export const GRIDS = [\n" + "".join(f"  '{line}',\n" for line in lines) + "].join('');\n"
 
 
 class Side(NamedTuple):
@@ -128,3 +170,8 @@ def worst_of(ours: npt.NDArray[np.int64], exact: npt.NDArray[np.int64]) -> float
     """The largest difference of two answers, as a share of the row's largest."""
     scale = np.maximum(np.abs(exact).max(axis=1, keepdims=True), 1)
     return float((np.abs(ours - exact) / scale).max())
+
+
+if __name__ == "__main__":
+    page = Path(__file__).parents[2] / "node-web" / "src" / "kernels" / "webgpu"
+    (page / "grids.js").write_text(grids_script())

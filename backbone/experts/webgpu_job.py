@@ -21,8 +21,10 @@ from backbone.experts.webgpu_formats import (
     READ_BEYOND,
     TILE,
     Side,
+    grid_bytes,
     matrices,
     rows_per_part,
+    uses_grid,
 )
 from backbone.experts.webgpu_rows import Words
 from backbone.model.formula import Formula
@@ -57,11 +59,14 @@ class Shaders:
 
     def hidden(self, gate: int | None, up: int) -> str:
         gated = self._text("ungated") if gate is None else self._matrix(gate, "gate_") + self._text("gated")
-        head = self._text("head", self._dot) + self._matrix(up, "up_")
+        head = self._head(up, gate) + self._matrix(up, "up_")
         return head + gated + self._text("activations", "hidden")
 
     def down(self, ggml_type: int) -> str:
-        return self._text("head", self._dot) + self._matrix(ggml_type, "down_") + self._text("down")
+        return self._head(ggml_type) + self._matrix(ggml_type, "down_") + self._text("down")
+
+    def _head(self, *types: int | None) -> str:
+        return self._text("head", self._dot, *(["grids"] if any(map(uses_grid, types)) else []))
 
     def quantise(self) -> str:
         return self._text("quantise")
@@ -112,11 +117,19 @@ class GpuDevice:
         self.usage = wgpu.BufferUsage
         self.name = str(adapter.info.get("device") or adapter.info.get("description"))
         self._pipelines: dict[tuple[object, ...], Any] = {}
+        self._grids: Any = None
         self.packed_dot = str(adapter.info.get("vendor")).lower() != "apple"  # Metal only imitates it
         try:
             self.pipeline("down", 8)
         except Exception:  # this compiler does not have it
             self.packed_dot = False
+
+    @property
+    def grids(self) -> Any:
+        """The grids of the IQ formats, brought when first needed."""
+        if self._grids is None:
+            self._grids = self.buffer(grid_bytes(), self.usage.STORAGE)
+        return self._grids
 
     def buffer(self, data: npt.NDArray[Any], usage: int, beyond: int = 0) -> Any:
         raw = np.ascontiguousarray(data).view(np.uint8).reshape(-1)
@@ -194,11 +207,12 @@ class _Job:
         self._encoder = gpu.device.create_command_encoder()
 
     def _pass(self, pipeline: Any, buffers: list[Any], params: bytes, groups: int, depth: int = 1) -> None:
-        """Run one stage; the uniform goes to the place of None."""
+        """Run one stage; the uniform goes to the place of None, nothing to that of an ellipsis."""
         uniform = self._gpu.buffer(np.frombuffer(params, np.uint8), self._gpu.usage.UNIFORM)
         entries = [
             {"binding": i, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}}
             for i, buffer in enumerate(uniform if each is None else each for each in buffers)
+            if buffer is not ...
         ]
         group = self._gpu.device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
         step = self._encoder.begin_compute_pass()
@@ -218,8 +232,8 @@ class _Job:
         storage = usage.STORAGE
         up_x = gpu.buffer(inputs.up_x, storage)
         gate_x = up_x if inputs.gate_x is inputs.up_x else gpu.buffer(inputs.gate_x, storage)
-        rows = gpu.buffer(inputs.row_of.astype(np.uint32), storage)
-        weights = gpu.buffer(inputs.weights, storage)
+        rows, weights = inputs.row_of.astype(np.uint32), inputs.weights.astype(np.float32).view(np.uint32)
+        picks_of = gpu.buffer(np.stack([rows, weights], axis=1), storage)
         hidden = device.create_buffer(size=picks * f * 4, usage=storage)
         ints = device.create_buffer(size=picks * h_words * 4, usage=storage)
         out = device.create_buffer(size=picks * d * 4, usage=storage | usage.COPY_SRC)
@@ -241,8 +255,9 @@ class _Job:
                      WIDTH, extras | before, ACTIVATIONS.index(formula.activation), up_biases),
                     (expert.scales[1], expert.scales[0], *bounds),
                 )  # fmt: skip
-                gated = [] if gate is None else [part.buffers[0], gate_x]
-                buffers = [part.buffers[-1], up_x, rows, weights, expert.biases, hidden, None, *gated]
+                gated = [..., ...] if gate is None else [part.buffers[0], gate_x]
+                grids = gpu.grids if uses_grid(gate) or uses_grid(up) else ...
+                buffers = [part.buffers[-1], up_x, picks_of, expert.biases, hidden, None, *gated, grids]
                 self._pass(stage, buffers, params, part.rows, -(-n // TILE))
         blocks = picks * (f // h_block if h_block else 1)
         params = struct.pack("<4I", f, h_block, blocks, WIDTH)
@@ -256,7 +271,8 @@ class _Job:
                      extras | (0 if before else 8), 0, up_biases + f),
                     (expert.scales[2], 0, 0, 0, 0, 0),
                 )  # fmt: skip
-                buffers = [part.buffers[0], ints, weights, expert.biases, out, None]
+                grids = gpu.grids if uses_grid(down) else ...
+                buffers = [part.buffers[0], ints, picks_of, expert.biases, out, None, ..., ..., grids]
                 self._pass(stage, buffers, params, part.rows, -(-n // TILE))
         self._encoder.copy_buffer_to_buffer(out, 0, staging, 0, picks * d * 4)
         self._encoder.copy_buffer_to_buffer(bad, 0, staging, picks * d * 4, 4)

@@ -51,6 +51,9 @@ MIXED = """
       of(39, 40, 8, { activation: 'situ', alpha: 0.5, limit: 0.25 }),
       of(12, 12, 14, { limit: 0.5, ...before, ...extras }),
       of(null, 8, 1, { activation: 'gelu', ...extras }),
+      of(16, 17, 18),
+      of(19, 8, 21, { activation: 'relu' }),
+      of(22, 29, 0, { biased: true }),
     ];
 """
 

@@ -252,15 +252,16 @@ export class WebGpuKernel {
   /** Weighted outputs of picks that stand sorted by expert. @param {Formula} formula @param {Inputs} inputs @param {DeviceExpert[]} experts @param {Uint32Array} expertOf @param {Uint32Array} rows @param {Float32Array} weights */
   async #compute(formula, inputs, experts, expertOf, rows, weights) {
     const { graphics, device } = this;
-    const stages = await graphics.inTime(Promise.all([
+    const [hidden, quantise, down, grids] = await graphics.inTime(Promise.all([
       graphics.pipeline('hidden', formula.gate_type, formula.up_type), graphics.pipeline('quantise'), graphics.pipeline('down', formula.down_type),
+      graphics.grids(formula),
     ]));
     if (device !== this.device || !experts.every((expert) => this.#isHere(expert))) throw new CallRefused('not_held', 'the graphics device was lost');
     const job = new Job(device);
     device.pushErrorScope('validation');
     device.pushErrorScope('out-of-memory');
     try {
-      const staging = job.submit(stages, formula, inputs, experts, expertOf, rows, weights);
+      const staging = job.submit([hidden, quantise, down], formula, inputs, experts, expertOf, rows, weights, grids);
       const [failed, wrong] = [device.popErrorScope(), device.popErrorScope()];
       const mapped = staging.mapAsync(1);
       mapped.catch(() => {});

@@ -13,7 +13,7 @@ import pytest
 
 from backbone.experts.native import BadCall, KernelFault, NativeKernel, NonFinite, NotSupported
 from backbone.experts.webgpu import TOLERANCE, DeviceLost, WebGpuKernel
-from backbone.experts.webgpu_formats import FORMATS, refusal, sample
+from backbone.experts.webgpu_formats import FORMATS, grids_script, refusal, sample
 from backbone.experts.webgpu_job import grid_of, spans_of
 from backbone.experts.webgpu_rows import arranged, decoded
 from backbone.model.formula import FORMATS as ALL_FORMATS
@@ -27,7 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 KERNELS = Path(__file__).parents[3] / "node-web" / "src" / "kernels"
 Q8 = Formula(0, 0, 8, 8, 8)
 # Every format as gate, up or down, some pairs of which want x differently; one alone without a gate.
-MIXED = [(0, 1, 2), (3, 6, 7), (8, 10, 11), (None, 12, 13), (14, 20, 23), (30, 34, 35), (39, 40, 12)]
+MIXED = [
+    (0, 1, 2), (3, 6, 7), (8, 10, 11), (None, 12, 13), (14, 20, 23), (30, 34, 35), (39, 40, 12), (16, 17, 18),
+    (19, 8, 21), (22, 29, 0),
+]  # fmt: skip
 
 
 def opened(**options: Any) -> WebGpuKernel:
@@ -54,7 +57,8 @@ def test_every_formula_is_within_the_tolerance_of_the_exact_kernel(
         assert kernel.error_of(formula, (1, 6, 9)[number % 3], number) <= TOLERANCE, formula
 
 
-def test_every_format_it_has_is_tried() -> None:
+def test_it_has_every_format_and_every_one_is_tried() -> None:
+    assert set(FORMATS) == set(ALL_FORMATS)
     assert {ggml_type for types in MIXED for ggml_type in types if ggml_type is not None} == set(FORMATS)
     for ggml_type, found in FORMATS.items():
         layout = ALL_FORMATS[ggml_type]
@@ -151,7 +155,7 @@ def test_bad_slices_and_picks_are_refused(kernel: WebGpuKernel) -> None:
     with pytest.raises(BadCall):
         kernel.answer(*call)
     with pytest.raises(NotSupported):
-        kernel.pack(replace(formula, down_type=16), slices[0])
+        kernel.pack(replace(formula, down_type=99), slices[0])
 
 
 @pytest.mark.parametrize("ggml_type", [0, 8])
@@ -183,9 +187,14 @@ def test_what_it_cannot_compute_is_named() -> None:
     assert refusal(formula) is None
     assert refusal(replace(formula, hidden_dim=65536, expert_dim=8192)) is None
     assert refusal(replace(formula, gate_type=None, activation="gelu", biased=True)) is None
-    assert "format 16" in str(refusal(replace(formula, down_type=16)))
+    assert "format 99" in str(refusal(replace(formula, down_type=99)))
     assert "activation swish" in str(refusal(replace(formula, activation="swish")))
     assert "one binding holds 256" in str(refusal(formula, 256))
+
+
+def test_the_page_has_the_same_grids() -> None:
+    """Written by `python -m backbone.experts.webgpu_formats`."""
+    assert (KERNELS / "webgpu" / "grids.js").read_text() == grids_script()
 
 
 def test_the_page_has_the_same_formats() -> None:

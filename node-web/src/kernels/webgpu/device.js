@@ -5,6 +5,8 @@
  * whatever waits fails at once, `onLost` is told, and another device is taken. After MOST_LOSSES there is no other.
  */
 import { CallRefused, KernelFault, NodeError, messageOf } from '../../errors.js';
+import { usesGrid } from './formats.js';
+import { USAGE, bufferOf } from './job.js';
 import { Shaders } from './shaders.js';
 
 /** @typedef {any} Device  GPUDevice; TypeScript's own library has no WebGPU yet */
@@ -35,6 +37,8 @@ export class Graphics {
     /** @type {Device} */
     this.device = null;
     this.shaders = new Shaders(read, false);
+    /** @type {any} */
+    this.gridsBuffer = null;
     /** @type {Promise<never>} */
     this.gone = new Promise(() => {});
     /** @type {Promise<void>} */
@@ -49,6 +53,7 @@ export class Graphics {
     if (this.closed) return device.destroy();
     this.device = device;
     this.alive = true;
+    this.gridsBuffer = null;
     this.pipelines.clear();
     const packed = this.gpu.wgslLanguageFeatures?.has(PACKED_DOT) && !IMITATES_DOT.has(adapter.info?.vendor);
     this.shaders = new Shaders(this.read, Boolean(packed));
@@ -104,6 +109,14 @@ export class Graphics {
     } finally {
       clearTimeout(timer);
     }
+  }
+
+  /** The grids of the IQ formats on the device, brought when a formula first needs them. @param {import('../kernel.js').Formula} formula @returns {Promise<any>} null: it needs none */
+  async grids({ gate_type: gate, up_type: up, down_type: down }) {
+    if (![gate, up, down].some((type) => type !== null && usesGrid(type))) return null;
+    const { GRIDS } = await import('./grids.js');
+    this.gridsBuffer ??= bufferOf(this.device, Uint8Array.from(atob(GRIDS), (letter) => letter.charCodeAt(0)), USAGE.STORAGE);
+    return this.gridsBuffer;
   }
 
   /** @param {'hidden'|'quantise'|'down'} stage @param {(number|null)[]} types  gate, up | none | down @returns {Promise<any>} */

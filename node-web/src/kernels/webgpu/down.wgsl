@@ -1,7 +1,7 @@
 // p = weight * (down . h), one workgroup for a row and up to TILE picks.
 @group(0) @binding(0) var<storage, read> down_W: array<u32>;
 @group(0) @binding(1) var<storage, read> down_X: array<u32>;       // one row per pick
-@group(0) @binding(2) var<storage, read> weights: array<f32>;      // [picks]
+@group(0) @binding(2) var<storage, read> picks_of: array<vec2<u32>>;   // [picks] row of x, router weight
 @group(0) @binding(3) var<storage, read> biases: array<f32>;
 @group(0) @binding(4) var<storage, read_write> P: array<u32>;      // [picks, all_rows] floats; BAD where not finite
 @group(0) @binding(5) var<uniform> p: Params;
@@ -31,7 +31,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   if (t < picks) {
     let pick = p.first_pick + first + t;
     let at = p.first_row + row;
-    let weight = weights[pick];
+    let weight = bitcast<f32>(picks_of[pick].y);
     let o = finished(product, 1.0, p.scale, bias_of(p.bias_at + at));
     let weighted = select(o, weight * o, (p.flags & 8u) != 0u);
     P[pick * p.all_rows + at] = select(BAD, bitcast<u32>(weighted), finite(o) && finite(weighted));

@@ -24,8 +24,15 @@ export const FORMATS = /** @type {Record<number, Format>} */ ({ // by ggml type 
   12: format('q4_k', 256, 256, 144, [1, 0x83, 0x0c], [3, 0x83, 0x0c]),
   13: format('q5_k', 256, 256, 176, [1, 0x83, 0x08], [3, 0x83, 0x08]),
   14: format('q6_k', 256, 256, 210, [209, 0x83, 0x00]),
+  16: format('iq2_xxs', 256, 256, 66, [1, 0x83, 0x0c]),
+  17: format('iq2_xs', 256, 256, 74, [1, 0x83, 0x0c]),
+  18: format('iq3_xxs', 256, 256, 98, [1, 0x83, 0x08]),
+  19: format('iq1_s', 256, 256, 50, [1, 0x83, 0x18]),
   20: format('iq4_nl', 32, 32, 18, [1, 0x83, 0x10]),
+  21: format('iq3_s', 256, 256, 110, [1, 0x83, 0x08]),
+  22: format('iq2_s', 256, 256, 82, [1, 0x83, 0x0c]),
   23: format('iq4_xs', 256, 256, 136, [1, 0x83, 0x04]),
+  29: format('iq1_m', 256, 256, 56, [53, 0x3f, 0x80], [55, 0x8f, 0x10]),
   30: format('bf16', 0, 1, 2, [1, 0x80, 0x3d]),
   34: format('tq1_0', 256, 256, 54, [53, 0x83, 0x28]),
   35: format('tq2_0', 256, 256, 66, [65, 0x83, 0x28]),
@@ -36,6 +43,11 @@ export const ACTIVATIONS = ['silu', 'gelu', 'relu', 'relu2', 'swiglu_oai', 'swig
 export const TILE = 8; // picks that read a row of weights together: as in head.wgsl
 export const BINDING_BYTES = 128 << 20; // what every device binds at once
 export const READ_BEYOND = 8; // the shaders may read a word behind the last
+
+/** Whether the weights of this format are points of a grid. @param {number} type */
+export function usesGrid(type) {
+  return /^iq[123]/.test(FORMATS[type].file);
+}
 
 /** @param {number} type @param {number} cols */
 export function rowBytes(type, cols) {

@@ -1,5 +1,5 @@
-@group(0) @binding(7) var<storage, read> gate_W: array<u32>;
-@group(0) @binding(8) var<storage, read> gate_X: array<u32>;
+@group(0) @binding(6) var<storage, read> gate_W: array<u32>;
+@group(0) @binding(7) var<storage, read> gate_X: array<u32>;
 
 fn gate_x_row(k: u32) -> u32 {
   return up_x_row(k);

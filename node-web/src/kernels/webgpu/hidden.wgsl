@@ -1,11 +1,10 @@
 // h = act(gate . x, up . x), one workgroup for a row and up to TILE picks; with `gated` or `ungated` before it.
 @group(0) @binding(0) var<storage, read> up_W: array<u32>;
 @group(0) @binding(1) var<storage, read> up_X: array<u32>;
-@group(0) @binding(2) var<storage, read> row_of: array<u32>;       // [picks] row of X
-@group(0) @binding(3) var<storage, read> weights: array<f32>;      // [picks]
-@group(0) @binding(4) var<storage, read> biases: array<f32>;
-@group(0) @binding(5) var<storage, read_write> H: array<u32>;      // [picks, all_rows] floats; BAD where not finite
-@group(0) @binding(6) var<uniform> p: Params;
+@group(0) @binding(2) var<storage, read> picks_of: array<vec2<u32>>;   // [picks] row of X, router weight
+@group(0) @binding(3) var<storage, read> biases: array<f32>;
+@group(0) @binding(4) var<storage, read_write> H: array<u32>;      // [picks, all_rows] floats; BAD where not finite
+@group(0) @binding(5) var<uniform> p: Params;
 var<private> tile: u32;
 
 fn bias_of(i: u32) -> f32 {
@@ -13,7 +12,7 @@ fn bias_of(i: u32) -> f32 {
   return biases[i];
 }
 fn up_x_row(k: u32) -> u32 {
-  return row_of[p.first_pick + tile + k];
+  return picks_of[p.first_pick + tile + k].x;
 }
 fn up_x_words() -> u32 {
   return p.x_words;
@@ -32,7 +31,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   if (t < picks) {
     let pick = p.first_pick + first + t;
     let at = p.first_row + row;
-    let weight = weights[pick];
+    let weight = bitcast<f32>(picks_of[pick].y);
     let u = finished(raw.y, weight, p.scale, bias_of(p.bias_at + at));
     let h = hidden_of(raw.x, u, weight, at);
     H[pick * p.all_rows + at] = select(BAD, bitcast<u32>(h.x), h.y == 0.0 && finite(u) && finite(h.x));

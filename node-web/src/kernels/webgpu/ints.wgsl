@@ -98,3 +98,10 @@ fn $scale_and_minimum(s: u32, j: u32) {
       i32(($byte(s + j + 4u) >> 4u) | (($byte(s + j) >> 6u) << 4u)), 0, 0);
   }
 }
+// Scales of the two halves of 32 columns, from a byte with a nibble for each; as the IQ formats mean them.
+fn $two_scales(code: u32) {
+  $scales = vec4<i32>(i32(2u * (code & 15u) + 1u), i32(2u * (code >> 4u) + 1u), 0, 0);
+}
+fn $two_dots(x: u32) -> vec2<i32> {
+  return vec2<i32>($scales.x * $dots(x, 0u, 4u) + $scales.y * $dots(x, 4u, 4u), 0);
+}

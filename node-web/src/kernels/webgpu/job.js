@@ -1,7 +1,7 @@
 /** Experts on a graphics device, and one submission of work for them; mirrors backbone/experts/webgpu_job.py. */
 
 import { PackedExpert } from '../kernel.js';
-import { ACTIVATIONS, FORMATS, TILE } from './formats.js';
+import { ACTIVATIONS, FORMATS, TILE, usesGrid } from './formats.js';
 
 /** @typedef {import('../kernel.js').Formula} Formula */
 /** @typedef {import('./device.js').Device} Device */
@@ -56,10 +56,10 @@ export class Job {
     return this.buffers.at(-1);
   }
 
-  /** @param {any} pipeline @param {any[]} buffers  the uniform at the place of null @param {ArrayBuffer} params @param {number} groups @param {number} [depth] */
+  /** @param {any} pipeline @param {any[]} buffers  the uniform at the place of null, nothing at that of undefined @param {ArrayBuffer} params @param {number} groups @param {number} [depth] */
   pass(pipeline, buffers, params, groups, depth = 1) {
     const uniform = this.make(new Uint8Array(params), USAGE.UNIFORM);
-    const entries = buffers.map((buffer, binding) => ({ binding, resource: { buffer: buffer ?? uniform } }));
+    const entries = buffers.flatMap((buffer, binding) => (buffer === undefined ? [] : { binding, resource: { buffer: buffer ?? uniform } }));
     const pass = this.encoder.beginComputePass();
     pass.setPipeline(pipeline);
     pass.setBindGroup(0, this.device.createBindGroup({ layout: pipeline.getBindGroupLayout(0), entries }));
@@ -67,14 +67,14 @@ export class Job {
     pass.end();
   }
 
-  /** @param {any[]} stages @param {Formula} formula @param {Inputs} inputs @param {DeviceExpert[]} experts @param {Uint32Array} expertOf @param {Uint32Array} rows @param {Float32Array} pickWeights @returns {any} what to map */
-  submit([hiddenStage, quantiseStage, downStage], formula, { gate, up }, experts, expertOf, rows, pickWeights) {
+  /** @param {any[]} stages @param {Formula} formula @param {Inputs} inputs @param {DeviceExpert[]} experts @param {Uint32Array} expertOf @param {Uint32Array} rows @param {Float32Array} pickWeights @param {any} grids the buffer of them, or null @returns {any} what to map */
+  submit([hiddenStage, quantiseStage, downStage], formula, { gate, up }, experts, expertOf, rows, pickWeights, grids) {
     const { hidden_dim: d, expert_dim: f } = formula;
     const picks = rows.length;
     const hBlock = FORMATS[formula.down_type].block;
     const hWords = hBlock ? f / hBlock + f / 4 : f;
-    const weights = this.make(pickWeights);
-    const rowOf = this.make(rows);
+    const weightBits = new Uint32Array(pickWeights.buffer, pickWeights.byteOffset, picks);
+    const picksOf = this.make(Uint32Array.from({ length: 2 * picks }, (_, i) => (i & 1 ? weightBits : rows)[i >> 1]));
     const upX = this.make(up.words);
     const gateX = gate && gate !== up ? this.make(gate.words) : upX;
     const hidden = this.room(picks * f * 4);
@@ -86,6 +86,7 @@ export class Job {
     const before = formula.weight_position === 'before';
     const upBiases = gate ? f : 0;
     const words = (/** @type {number} */ block) => [block ? d / block + d / 4 : d, block];
+    const needsGrids = (/** @type {(number|null)[]} */ ...types) => (types.some((type) => type !== null && usesGrid(type)) ? grids : undefined);
     const spans = spansOf(expertOf);
     for (const [e, at, n] of spans) {
       const { hidden: parts, biases, scales } = experts[e];
@@ -96,8 +97,8 @@ export class Job {
           [scales[1], scales[0], formula.alpha, formula.limit, formula.alpha ? Math.fround(1 / formula.alpha) : 0, formula.limit ? Math.fround(1 / formula.limit) : 0],
         );
         const [gateW, upW] = gate ? part.buffers : [null, part.buffers[0]];
-        const gated = gate ? [gateW, gateX] : [];
-        this.pass(hiddenStage, [upW, upX, rowOf, weights, biases, hidden, null, ...gated], params, part.rows, Math.ceil(n / TILE));
+        const gated = gate ? [gateW, gateX] : [undefined, undefined];
+        this.pass(hiddenStage, [upW, upX, picksOf, biases, hidden, null, ...gated, needsGrids(formula.up_type, formula.gate_type)], params, part.rows, Math.ceil(n / TILE));
       }
     }
     const blocks = picks * (hBlock ? f / hBlock : 1);
@@ -106,7 +107,7 @@ export class Job {
       const { down: parts, biases, scales } = experts[e];
       for (const part of parts) {
         const params = paramsOf([part.rows, part.first, d, f, hWords, hBlock, 0, 0, at, n, WIDTH, extras | (before ? 0 : 8), 0, upBiases + f], [scales[2], 0, 0, 0, 0, 0]);
-        this.pass(downStage, [part.buffers[0], ints, weights, biases, out, null], params, part.rows, Math.ceil(n / TILE));
+        this.pass(downStage, [part.buffers[0], ints, picksOf, biases, out, null, undefined, undefined, needsGrids(formula.down_type)], params, part.rows, Math.ceil(n / TILE));
       }
     }
     this.encoder.copyBufferToBuffer(out, 0, staging, 0, picks * d * 4);

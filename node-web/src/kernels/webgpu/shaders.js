@@ -1,6 +1,6 @@
 /** Put the WGSL of each stage together from its files; mirrors `Shaders` of backbone/experts/webgpu_device.py. */
 
-import { FORMATS } from './formats.js';
+import { FORMATS, usesGrid } from './formats.js';
 
 /** @typedef {(name: string) => Promise<string>} Read  gives the text of `<name>.wgsl` of this folder */
 
@@ -38,19 +38,21 @@ export class Shaders {
   /** @param {number|null} gate @param {number} up */
   hidden(gate, up) {
     const sides = gate === null ? [this.#text('ungated')] : [this.#matrix(gate, 'gate_'), this.#text('gated')];
-    return this.#join(this.#text('head'), this.#dot(), this.#matrix(up, 'up_'), ...sides, this.#text('activations'), this.#text('hidden'));
+    return this.#join(this.#head(up, gate ?? up), this.#matrix(up, 'up_'), ...sides, this.#text('activations'), this.#text('hidden'));
   }
 
   /** @param {number} type */
   down(type) {
-    return this.#join(this.#text('head'), this.#dot(), this.#matrix(type, 'down_'), this.#text('down'));
+    return this.#join(this.#head(type), this.#matrix(type, 'down_'), this.#text('down'));
   }
 
   quantise() {
     return this.#text('quantise');
   }
 
-  #dot() {
-    return this.#text(this.packedDot ? 'dot_packed' : 'dot_plain');
+  /** @param {...number} types of the matrices that follow */
+  #head(...types) {
+    const parts = ['head', this.packedDot ? 'dot_packed' : 'dot_plain', ...(types.some(usesGrid) ? ['grids'] : [])];
+    return this.#join(...parts.map((part) => this.#text(part)));
   }
 }
