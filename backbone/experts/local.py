@@ -7,9 +7,11 @@ cache and packed again from the file when they do not.
 """
 
 import asyncio
+from bisect import bisect_right
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from threading import Lock
 
 import numpy as np
@@ -119,7 +121,7 @@ class LocalExperts:
             if (packed := self._packed.get(key)) is not None:
                 self._packed.move_to_end(key)
                 return packed
-        packed = self._kernel.pack(self._model.layers[layer].formula, self._model.slice_bytes(layer, expert))
+        packed = self._pack(layer, expert)
         with self._lock:
             if key not in self._packed:  # another thread may have been first
                 self._packed[key] = packed
@@ -128,6 +130,21 @@ class LocalExperts:
                 _, dropped = self._packed.popitem(last=False)
                 self._packed_bytes -= dropped.size_bytes
         return packed
+
+    def _pack(self, layer: int, expert: int) -> PackedExpert:
+        """Pack straight from the file: no copy of the slice is made."""
+        formula = self._model.layers[layer].formula
+        parts = [part.cast("B") for part in self._model.slice_parts(layer, expert)]
+        matrices = 2 if formula.gate_type is None else 3
+        stretches = [*parts[:matrices], memoryview(b"".join(parts[matrices:]))]  # biases and scales are small
+        ends = list(accumulate(map(len, stretches)))
+
+        def read(at: int, size: int) -> memoryview:
+            which = bisect_right(ends, at)
+            at -= ends[which] - len(stretches[which])
+            return stretches[which][at : at + size]
+
+        return self._kernel.pack_pieces(formula, read)
 
     def _answer(self, layer: int, rows: LocalRows, picks: Picks) -> npt.NDArray[np.int64]:
         used, pick_expert = picks.distinct()
