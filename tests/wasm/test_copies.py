@@ -44,6 +44,8 @@ def test_the_small_structures_are_those_of_the_header(name: str, mirror: type[St
 def test_constants_are_those_of_the_header() -> None:
     for name, value in (("SPLIT", native.SPLIT), ("MAX_SELF_TESTS", abi.MAX_SELF_TESTS)):
         assert f"EXPERT_{name} = {value} }};" in HEADER
+    assert f"MAX_SELF_TESTS = {abi.MAX_SELF_TESTS};" in WASM_JS
+    assert f"SPLIT_ROWS = {native.SPLIT};" in (KERNELS_JS / "pool.js").read_text()
 
 
 @pytest.mark.parametrize(
