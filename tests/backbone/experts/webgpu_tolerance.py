@@ -85,12 +85,14 @@ def headless(types: list[int]) -> tuple[str, list[float]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chromium", action="store_true")
+    parser.add_argument("--only", default="", metavar="PREFIX", help="formats whose name begins so")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    types = list(FORMATS)
+    types = [ggml_type for ggml_type, found in FORMATS.items() if found.file.startswith(args.only)]
     name, errors = asyncio.run(in_chromium(types)) if args.chromium else headless(types)
     print(f"# {name}, {platform.machine()}, {date.today()}; {' '.join(sys.argv)}")
-    print("format  ", *(f"{i or 'silu':>8}" for i in range(len(ALL_FORMULAS))), "   worst")
+    names = ("silu", *range(len(FORMULAS)))  # CONTRACT.md, "Known answers"
+    print("format  ", *(f"{name:>8}" for name in names), "   worst")
     rows = [errors[i : i + len(ALL_FORMULAS)] for i in range(0, len(errors), len(ALL_FORMULAS))]
     for ggml_type, row in zip(types, rows, strict=True):
         print(f"{FORMATS[ggml_type].file:<8}", *(f"{error:8.0e}" for error in row), f"{max(row):8.0e}")
