@@ -3,7 +3,7 @@ Find out how the NAT in front of this machine behaves, by asking a relay's STUN 
 
     kind = await classify("203.0.113.1", 3478, 3479)
 
-Takes about as long as one round trip behind a friendly NAT, and 2.3 s behind a strict one, where the proof is
+Takes about as long as one round trip behind a friendly NAT, and 1.3 s behind a strict one, where the proof is
 an answer that does not come. So it runs beside everything else, and nothing waits for it.
 """
 

@@ -266,7 +266,7 @@ class Transaction:
     """
 
     RTO_S = 0.25
-    SENDS = 4  # at 0, 0.25, 0.75 and 1.75 s; given up at 2.25 s
+    SENDS = 3  # at 0, 0.25 and 0.75 s; given up at 1.25 s: a link waits for it, and calls for the link
 
     __slots__ = ("request", "transaction_id", "answer", "_sent", "_due")
 
