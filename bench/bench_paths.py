@@ -50,6 +50,7 @@ RTTS_MS, LOSSES_PCT, PEERS = (30.0, 80.0, 100.0), (0.0, 1.0), ("python", "chromi
 LANES = ("tcp", "relayed", "direct", "webrtc", "quic")
 STATES = ("warm", "idle", "first")
 MESSAGES = {"warm": 12, "idle": 5, "first": 2}
+LOSSY = {"warm": 12, "idle": 3, "first": 1}  # many of them wait for a retransmission
 QUICK = {"warm": 8, "idle": 3, "first": 1}
 BULK_MB, BULK_RTT_MS, BULK_RATE_MBIT = 20, 30.0, 100.0
 ENDS = Path(__file__).with_name("paths_ends.py")
@@ -260,7 +261,6 @@ def main() -> int:
     peers = args.peer or (
         ["python"] if args.quick else [p for p in PEERS if p == "python" or shutil.which(p)]
     )
-    numbers = {k: v for k, v in (QUICK if args.quick else MESSAGES).items()}
     rows: list[Row] = []
     if args.only in (None, "paths"):
         for rtt_ms in args.rtt or ([80.0] if args.quick else RTTS_MS):
@@ -270,6 +270,7 @@ def main() -> int:
                     for sealed in (False, True):
                         if args.seal == ("no" if sealed else "yes") or (sealed and loss_pct):
                             continue
+                        numbers = QUICK if args.quick else LOSSY if loss_pct else MESSAGES
                         cells, path_ms = in_lab(
                             rtt_ms, loss_pct, peer, numbers, far_defaults=args.far_defaults, sealed=sealed
                         )
