@@ -1,7 +1,8 @@
 """
 Who is at a relay, and which lane carries each node's calls: `relay status`, from the relay's /status.json.
 
-The lane is what the backbone reported last; age is how old the evidence for it is by now.
+The lane is what the backbone reported last; age is how old the evidence for it is by now. Key is the
+fingerprint a node or backbone gave of itself; sealed: whether this relay could not read the last call.
 """
 
 import json
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 TIMEOUT_S = 5.0
-COLUMNS = ("node", "kernel", "backbone", "slices", "lane", "p50/p95 ms", "age s", "why")
+COLUMNS = ("node", "kernel", "backbone", "slices", "key", "sealed", "lane", "p50/p95 ms", "age s", "why")
 
 
 def fetch(url: str) -> dict[str, Any]:
@@ -41,7 +42,10 @@ def show(status: Mapping[str, Any], out: TextIO) -> None:
     print(", ".join(said), file=out)
     for each in backbones.values():
         rtt = "" if each["rtt_ms"] is None else f", {each['rtt_ms']:.1f} ms away"
-        print(f"backbone {each['name']}: {each['model_name']}, {len(each['nodes'])} nodes{rtt}", file=out)
+        key = f", key {each['seal']}" if each.get("seal") else ", does not seal"
+        print(
+            f"backbone {each['name']}: {each['model_name']}, {len(each['nodes'])} nodes{rtt}{key}", file=out
+        )
     lines = [_line(node, backbones) for node in status["nodes"]]
     if lines:
         _table([COLUMNS, *lines], out)
@@ -49,12 +53,15 @@ def show(status: Mapping[str, Any], out: TextIO) -> None:
 
 def _line(node: Mapping[str, Any], backbones: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
     path, backbone = node["path"], backbones.get(node["backbone"])
+    seal = node.get("seal") or {}
     times = [path.get("p50_ms"), path.get("p95_ms")]
     return (
         node["name"] + (" (paused)" if node["paused"] else ""),
         node["kernel"],
         "-" if backbone is None else str(backbone["name"]),
         f"{node['slices_ready']}/{node['slices_assigned']}",
+        seal.get("identity") or "-",
+        "-" if seal.get("sealed") is None else "yes" if seal["sealed"] else "no",
         path["lane"],
         "-" if None in times else "/".join(f"{ms:.1f}" for ms in times),
         "-" if path["age_s"] is None else f"{path['age_s']:.0f}",

@@ -227,3 +227,18 @@ def test_no_file_of_the_contributing_page_loads_the_verifying_one() -> None:
     files = [folder / "index.html", *(folder / "src").rglob("*.js")]
     others = [path for path in files if "verify" not in path.parts]
     assert others and not [path for path in others if "verify/" in path.read_text()]
+
+
+def test_status_says_who_is_who_and_what_the_relay_cannot_read() -> None:
+    node = {"peer": 2, "name": "phone", "kernel": "wasm", "paused": False, "backbone": 1, "slices_ready": 2,
+            "slices_assigned": 2, "path": {"lane": "relayed", "why": "first", "age_s": None}}  # fmt: skip
+    backbone = {"peer": 1, "name": "home", "model_name": "tiny", "nodes": [2], "rtt_ms": None}
+    whole = {"relay": "0", "draining": False, "sessions": 2, "open_calls": 0}
+    for seal, said in [(True, "12ab-34cd yes"), (False, "12ab-34cd no"), (None, "12ab-34cd -")]:
+        out = io.StringIO()
+        nodes = [node | {"seal": {"identity": "12ab-34cd", "sealed": seal}}]
+        relay_status.show(whole | {"nodes": nodes, "backbones": [backbone | {"seal": "ef56-7890"}]}, out)
+        assert said in " ".join(out.getvalue().split()) and "key ef56-7890" in out.getvalue()
+    out = io.StringIO()
+    relay_status.show(whole | {"nodes": [node], "backbones": [backbone]}, out)  # of an older relay
+    assert "does not seal" in out.getvalue()
