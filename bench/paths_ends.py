@@ -56,7 +56,7 @@ TOKEN = "bench-paths-token"
 RELAY_PORT, LINK_PORT, TCP_PORT, QUIC_PORT, SINK_PORT = 8765, 9000, 9001, 9002, 9003
 IDLE_S = 0.5
 WAIT_S = 40.0
-BULK_KB, IN_FLIGHT = 100, 16  # of the throughput rows
+BULK_KB, IN_FLIGHT = 100, 8  # of the throughput rows; a link holds back 1 MB at most
 STREAM_BYTES = 1 << 26
 TCP, QUIC = "tcp", "quic"
 
