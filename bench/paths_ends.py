@@ -56,7 +56,8 @@ TOKEN = "bench-paths-token"
 RELAY_PORT, LINK_PORT, TCP_PORT, QUIC_PORT, SINK_PORT = 8765, 9000, 9001, 9002, 9003
 IDLE_S = 0.5
 WAIT_S = 40.0
-BULK_KB, IN_FLIGHT = 100, 8  # of the throughput rows; a link holds back 1 MB at most
+BULK_KB = 100  # of the throughput rows
+IN_FLIGHT, IN_FLIGHT_RELAYED = 8, 32  # a link holds back 1 MB at most; two legs hold more
 STREAM_BYTES = 1 << 26
 TCP, QUIC = "tcp", "quic"
 
@@ -359,7 +360,7 @@ class End:
         """Send so many messages one way, some in flight; their echoes are small."""
         (lanes,) = self.chooser._peers.values()
         payload = (BULK_KB << 10) - HEADER_BYTES
-        room, failed = asyncio.Semaphore(IN_FLIGHT), 0
+        room, failed = asyncio.Semaphore(IN_FLIGHT_RELAYED if lane == RELAYED else IN_FLIGHT), 0
 
         async def one() -> None:
             nonlocal failed
