@@ -39,7 +39,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]  # both: the laboratory i
 
 from keep_mapped import kept  # noqa: E402
 from paths_ends import RELAY_PORT, TOKEN  # noqa: E402
-from table import Row, arguments, report  # noqa: E402
+from table import Row, arguments, report, write_json  # noqa: E402
 
 from e2e.natlab.lab import RELAY, RELAY_2, SIDES, Lab, Leg, why_not  # noqa: E402
 from relay.doctor import INITIAL_WINDOW, RECEIVE_BYTES  # noqa: E402
@@ -290,7 +290,7 @@ def main() -> int:
     if args.only in (None, "masking"):
         report("masking of one frame", masking())
     if args.json is not None:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        write_json(rows, args.json)
     return 0
 
 

@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,17 @@ def report(title: str, rows: Sequence[Row], json_path: Path | None = None, notes
     for note in notes:
         print(note)
     if json_path is not None:
-        json_path.write_text(json.dumps(list(rows), indent=1) + "\n")
+        write_json(rows, json_path)
+
+
+def write_json(rows: Sequence[Row], path: Path) -> None:
+    """Write rows as JSON, which has no NaN: a cell without a figure is null there."""
+
+    def plain(value: Any) -> Any:
+        return None if isinstance(value, float) and isnan(value) else value
+
+    found = [{key: plain(value) for key, value in row.items()} for row in rows]
+    path.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 
 def _text(value: Any) -> str:
