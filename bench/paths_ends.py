@@ -56,6 +56,7 @@ TOKEN = "bench-paths-token"
 RELAY_PORT, LINK_PORT, TCP_PORT, QUIC_PORT, SINK_PORT = 8765, 9000, 9001, 9002, 9003
 IDLE_S = 0.5
 WAIT_S = 40.0
+LOST_AFTER_S = 20.0  # of a message; with loss, 100 KB may take longer than the product would wait
 BULK_KB = 100  # of the throughput rows
 IN_FLIGHT, IN_FLIGHT_RELAYED = 8, 32  # a link holds back 1 MB at most; two legs hold more
 STREAM_BYTES = 1 << 26
@@ -263,7 +264,8 @@ class End:
     def lane(self, name: str) -> Ask:
         async def ask(size_kb: int) -> float | None:
             (lanes,) = self.chooser._peers.values()
-            return await self.chooser._probe(lanes, name, size_kb)
+            payload = (size_kb << 10) - HEADER_BYTES
+            return await self.chooser._time_probe(lanes, name, payload, payload, LOST_AFTER_S)
 
         return ask
 
@@ -365,7 +367,7 @@ class End:
         async def one() -> None:
             nonlocal failed
             try:
-                failed += await self.chooser._time_probe(lanes, lane, payload, 64, 20.0) is None
+                failed += await self.chooser._time_probe(lanes, lane, payload, 64, LOST_AFTER_S) is None
             finally:
                 room.release()
 
