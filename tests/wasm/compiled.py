@@ -15,7 +15,7 @@ CACHE = ROOT / ".pytest_cache" / "kernels"
 STRICT = (
     "-std=c11 -O2 -ffp-contract=off -Wall -Wextra -Wshadow -Werror -shared -fPIC -fvisibility=hidden".split()
 )
-GCC_FLAGS = {
+NATIVE_FLAGS = {  # as gcc and clang both spell them
     "scalar": ["-DEXPERT_SCALAR"],
     "sse41": ["-mssse3", "-msse4.1"],
     "avx2": ["-mavx2", "-mf16c", "-mfma"],
@@ -54,9 +54,9 @@ def side_by_side[T](makers: Sequence[Callable[[], T]]) -> list[T]:
         return list(pool.map(lambda make: make(), makers))
 
 
-def by_gcc(name: str) -> Path:
-    """Give the library of one build, by gcc."""
-    return compiled(["gcc", *STRICT, *GCC_FLAGS[name]], f"libexpert-{name}.so")
+def compiled_by(compiler: str, name: str) -> Path:
+    """Give the library of one build, by gcc or clang."""
+    return compiled([compiler, *STRICT, *NATIVE_FLAGS[name]], f"libexpert-{name}.so")
 
 
 def for_arm(cpu: str) -> Path:

