@@ -28,7 +28,7 @@ class HeldSlice:
     size_bytes: int
 
 
-async def fetch_slice(http: httpx.AsyncClient, slice_id: str, size_bytes: int) -> bytes:
+async def fetch_slice(http: httpx.AsyncClient, slice_id: str, size_bytes: int) -> bytearray:
     """
     Download one slice of known size.
 
@@ -49,11 +49,11 @@ async def fetch_slice(http: httpx.AsyncClient, slice_id: str, size_bytes: int) -
         raise SliceFault(f"slice {slice_id[:12]}: {type(exc).__name__} {exc}") from exc
     if len(body) != size_bytes:
         raise SliceFault(f"slice {slice_id[:12]}: {len(body)} of {size_bytes} bytes came")
-    return bytes(body)
+    return body
 
 
 def verify_and_pack(
-    kernel: NativeKernel | WebGpuKernel, formula: Formula, slice_id: str, data: bytes
+    kernel: NativeKernel | WebGpuKernel, formula: Formula, slice_id: str, data: bytes | bytearray
 ) -> HeldSlice:
     """
     Check the bytes against their name, then lay them out for the kernel. Blocks; run it in a thread.
