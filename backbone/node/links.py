@@ -93,7 +93,7 @@ class NodeLinks:
             return
         known = LinkKey(received.peer, received.epoch, bytes.fromhex(key), data.get("seal") == "1")
         match signal.kind:
-            case "expect" if self._listener is not None:
+            case "expect" if self._listener is not None and len(self._expected) < MAX_LINKS:
                 self._expected[signal.link] = known
                 asyncio.get_running_loop().call_later(EXPECT_S, self._expected.pop, signal.link, None)
                 fingerprint = self._listener.fingerprint
@@ -109,19 +109,25 @@ class NodeLinks:
                 link = Link(session, self._made, self._on_event, failed)
                 self._links.add(link)
                 self._start(dial(data.get("url", ""), link, data.get("fingerprint"), None))
-            case "offer" if native() is not None and len(self._links) < MAX_LINKS:
-                self._early[signal.link] = []
-                self._start(self._answer(signal, known, say))
+            case "offer" if native() is not None and self._room_for(signal.link):
+                early = self._early[signal.link] = []
+                self._start(self._answer(signal, known, say, early))
             case _:
                 say("failed", {"reason": f"{signal.kind} is not possible here"})
 
     async def _answer(
-        self, signal: Signal, known: LinkKey, say: Callable[[str, Mapping[str, str]], None]
+        self,
+        signal: Signal,
+        known: LinkKey,
+        say: Callable[[str, Mapping[str, str]], None],
+        early: list[Signal],
     ) -> None:
         """Answer an offer of a data channel, unless no punch can come through both NATs."""
         data = signal.data
         why = why_hopeless(await self._nat.look(data.get("stun")), data.get("nat"))
-        early = self._early.pop(signal.link, [])
+        if self._early.get(signal.link) is not early:
+            return  # the pairing ended meanwhile
+        del self._early[signal.link]
         if why is not None:
             say("failed", {"reason": why[:200]})
             return
@@ -138,9 +144,15 @@ class NodeLinks:
             channel.candidate(candidate.data.get("candidate", ""), candidate.data.get("mid", ""))
         await channel.accept(data.get("sdp", ""))
 
+    def _room_for(self, link: str) -> bool:
+        """Whether an offer may be looked at: a new one, within MAX_LINKS with all others."""
+        known = link in self._early or link in self._channels
+        return not known and len(self._links) + len(self._early) < MAX_LINKS
+
     def close_all(self, reason: str) -> None:
         """The pairing or the session is over."""
         self._expected.clear()
+        self._early.clear()
         self._channels.clear()
         for link in list(self._links):
             link.close(CloseCode.GOING_AWAY, reason)
