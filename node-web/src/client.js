@@ -1,40 +1,36 @@
 /**
  * Run a node: the driver that carries out what `node.js` decides; mirrors `backbone/node/client.py`.
  *
- * It knows a transport, a kernel and a store by their interfaces only, so the tests run it in one process. A kernel that
- * computes on this thread has its reply leave in the turn in which the computation ends; others answer later.
+ * The kernel and its experts are `host.js`'s; here are the session, what is sealed on it, and the links past the relay.
+ * Transport, kernel and store are known by their interfaces only, so the tests run it in one process. A reply leaves in
+ * the turn in which its computation ends.
  */
 
-import { CallRefused, KernelFault, messageOf, SliceFault, Unreachable } from './errors.js';
+import { messageOf } from './errors.js';
+import { ExpertHost } from './host.js';
 import { NodeLinks } from './links.js';
-import { backoffS, NodeMachine } from './node.js';
+import { NodeMachine } from './node.js';
 import { SealedPassage } from './transports/sealed.js';
 import { modelTag } from './wire/calls.js';
 import { clipReason, CloseCode } from './wire/close.js';
 import { SealFault } from './wire/errors.js';
 import { NodeSealing } from './wire/sealing.js';
 import { NodeSession } from './wire/session.js';
-import { answer, proveAndTime, refusal } from './work.js';
+import { refusal } from './work.js';
 
-const TIMES_KEPT = 101; // the median of so many last calls is shown
 const ABNORMAL = 1006; // RFC 6455 §7.1.5
-const STALL_MS = 30_000; // without a byte; the relay itself waits 10 s for the backbone
 const CHECK_S = 3; // the relay's answer may take so long after the network changed
-const IDLE_S = 0.02; // after so long without a call nothing has piled up
 /** @type {import('./wire/sealing.js').SealPolicy} */
 const NO_SEAL = { identity: null, why: 'sealing is switched off here' };
 
 /**
- * @typedef {import('./kernels/kernel.js').Kernel} Kernel
- * @typedef {import('./kernels/kernel.js').PackedExpert} PackedExpert
  * @typedef {import('./transports/transport.js').Transport} Transport
  * @typedef {import('./node.js').Effect} Effect
  * @typedef {import('./node.js').NodeEvent} NodeEvent
- * @typedef {import('./wire/messages.js').AssignLayer} AssignLayer
  * @typedef {import('./wire/session.js').DispatchReceived} DispatchReceived
  * @typedef {{id: string, secret: string}} Identity
  *
- * @typedef {object} ClientOptions
+ * @typedef {object} OwnOptions
  * @property {number} memoryBytes  the pledge
  * @property {string} name
  * @property {string} agent
@@ -43,14 +39,11 @@ const NO_SEAL = { identity: null, why: 'sealing is switched off here' };
  * @property {import('./transports/transport.js').Connect} connect
  * @property {import('./links.js').Ways} [ways]  how links past the relay can be opened
  * @property {import('./wire/sealing.js').SealPolicy} [seal]  whether and as whom frames through the relay are sealed
- * @property {(onLost: (experts: PackedExpert[], why: string) => void) => Promise<Kernel>} loadKernel  `onLost`: what the kernel lost
- * @property {(build: string, why: string) => boolean} [dropKernel]  a build failed its test; is there another to try?
- * @property {import('./store.js').Keeper} keeper
- * @property {(slice: string, signal: AbortSignal) => Promise<Response>} fetchSlice
  * @property {() => number} [clock]  seconds, monotonic
  * @property {() => number} [random]
- * @property {(task: () => void) => void} [defer]  run in a later turn, after the messages that wait
  * @property {() => void} [onChange]  something may have changed; ask `status()`
+ *
+ * @typedef {import('./host.js').HostOptions & OwnOptions} ClientOptions
  *
  * @typedef {object} Status
  * @property {import('./node.js').State} state
@@ -91,20 +84,17 @@ export class NodeClient {
     this.clock = options.clock ?? (() => performance.now() / 1000);
     this.machine = new NodeMachine({ memoryBytes: options.memoryBytes }, options.random ?? Math.random);
     this.power = options.power;
-    this.defer = options.defer ?? deferByChannel();
-    this.computedAt = -Infinity;
-    this.ranAt = 0; // Date.now() after the last computation: a long one is no sleep
-    /** @type {Kernel|null} */
-    this.kernel = null;
-    /** @type {'untested'|'passed'|'failed'} */
-    this.kernelTest = 'untested';
-    this.testing = false;
-    /** @type {Map<string, {packed: PackedExpert, sizeBytes: number}>} */
-    this.held = new Map();
-    /** @type {Map<number, AssignLayer>} */
-    this.assigned = new Map();
-    /** @type {Map<string, AbortController>} */
-    this.fetches = new Map();
+    this.host = new ExpertHost(options, {
+      clock: this.clock,
+      random: this.machine.random,
+      tell: (event) => {
+        if (event.type === 'KernelTested') this.machine.config.threads = this.host.kernel?.width ?? 1;
+        this.tell(event);
+      },
+      fault: (message) => this.fault(message),
+      wants: (slice) => this.machine.wanted.has(slice),
+      cancelled: (ticket) => this.machine.running.get(ticket)?.cancelled ?? true,
+    });
     /** @type {Transport|null} */
     this.transport = null;
     /** @type {NodeSession|null} */
@@ -122,7 +112,7 @@ export class NodeClient {
       clock: this.clock,
       onEvent: (link, event) => this.linkEvent(link, event),
       signal: (peer, epoch, signal) => this.signal(peer, epoch, signal),
-      sha256: (data) => /** @type {Kernel} */ (this.kernel).sha256(data),
+      sha256: (data) => /** @type {import('./kernels/kernel.js').Kernel} */ (this.host.kernel).sha256(data),
     });
     /** Calls that came on a link: where their answer goes. @type {Map<string, import('./links.js').Link>} */
     this.callWays = new Map();
@@ -131,10 +121,8 @@ export class NodeClient {
     this.resumeToken = undefined;
     this.refusing = false; // the backbone we are paired with: then others shall get our share
     this.lastFault = '';
-    this.bytesIn = 0;
+    this.bytesIn = 0; // of sessions that ended
     this.bytesOut = 0;
-    /** @type {number[]} */
-    this.times = [];
   }
 
   // --- what the owner may ask
@@ -178,9 +166,8 @@ export class NodeClient {
 
   /** @returns {Status} */
   status() {
-    const { machine, transport, options } = this;
+    const { machine, host, transport, options } = this;
     const ready = Object.values(machine.ready());
-    const times = [...this.times].sort((a, b) => a - b);
     return {
       state: machine.state,
       reason: machine.closedReason ?? this.lastClose,
@@ -190,9 +177,9 @@ export class NodeClient {
       seal: this.sealing.state,
       sealWhy: this.sealing.why,
       backbone: this.sealing.backbone,
-      kernel: this.kernel?.build ?? '',
+      kernel: host.kernel?.build ?? '',
       gbPerS: machine.kernel?.gbPerS ?? 0,
-      kernelTest: this.kernelTest,
+      kernelTest: host.kernelTest,
       calls: machine.counters.calls,
       rows: machine.counters.rows,
       failed: machine.counters.failed,
@@ -200,11 +187,11 @@ export class NodeClient {
       experts: ready.reduce((sum, experts) => sum + experts.length, 0),
       wanted: machine.wanted.size,
       loaded: [...machine.wanted.keys()].filter((slice) => machine.held.has(slice)).length,
-      heldBytes: [...this.held.values()].reduce((sum, held) => sum + held.sizeBytes, 0),
+      heldBytes: host.heldBytes,
       pledgedBytes: options.memoryBytes,
-      medianMs: times.length ? times[times.length >> 1] : null,
+      medianMs: host.medianMs,
       rttMs: this.session?.rttMs ?? null,
-      bytesIn: this.bytesIn + (transport?.bytesReceived ?? 0),
+      bytesIn: this.bytesIn + host.bytesIn + (transport?.bytesReceived ?? 0),
       bytesOut: this.bytesOut + (transport?.bytesSent ?? 0),
       store: options.keeper.store.kind,
       keptBytes: options.keeper.keptBytes,
@@ -226,7 +213,7 @@ export class NodeClient {
   carryOut(effects) {
     for (const effect of effects) {
       switch (effect.type) {
-        case 'Compute': this.compute(effect.ticket, effect.call); break;
+        case 'Compute': this.host.compute(effect.ticket, effect.call); break;
         case 'Reply': this.reply(effect.call, effect.result); break;
         case 'SendFailure': {
           const { peer, callId, epoch, code, message, phase, layer, expert } = effect;
@@ -239,13 +226,10 @@ export class NodeClient {
           }
           break;
         }
-        case 'FetchSlice': this.fetch(effect.slice, effect.layer, effect.sizeBytes); break;
-        case 'StopFetch':
-          this.fetches.get(effect.slice)?.abort();
-          this.fetches.delete(effect.slice);
-          break;
-        case 'FreeSlice': this.free(effect.slice); break;
-        case 'TestKernel': this.testKernel(); break;
+        case 'FetchSlice': this.host.fetch(effect); break;
+        case 'StopFetch': this.host.stopFetch(effect.slice); break;
+        case 'FreeSlice': this.host.free(effect.slice); break;
+        case 'TestKernel': this.host.testKernel(); break;
         case 'Connect': this.connect(effect.resume); break;
         case 'Disconnect': this.disconnect(effect.code, effect.reason); break;
         case 'SendOffer': this.offer(effect.inventory); break;
@@ -264,7 +248,7 @@ export class NodeClient {
   /** @param {string[]} held */
   offer(held) {
     this.live()?.sendOffer({
-      kernel: this.kernel?.build ?? '',
+      kernel: this.host.kernel?.build ?? '',
       memoryBytes: this.refusing ? 0 : this.options.memoryBytes,
       gbPerS: this.machine.kernel?.gbPerS ?? 0,
       battery: this.power.battery,
@@ -350,7 +334,7 @@ export class NodeClient {
           this.live()?.sendEcho(event.peer, event.callId, event.epoch, event.answerBytes);
           this.write();
           break;
-        case 'SignalReceived': if (this.kernel !== null) this.links.signalled(event); break;
+        case 'SignalReceived': if (this.host.kernel !== null) this.links.signalled(event); break;
         case 'CancelReceived': this.tell({ type: 'CancelReceived', peer: event.peer, callId: event.callId }); break;
         case 'CorruptReceived': {
           const message = event.error.message.slice(0, 500);
@@ -447,11 +431,11 @@ export class NodeClient {
   /** Keep the layers this kernel can compute; name the others. @param {import('./wire/messages.js').Assign} assign */
   assignmentOf(assign) {
     const layers = assign.layers.filter((layer) => {
-      const why = refusal(layer.formula) ?? this.kernel?.refusal?.(layer.formula) ?? null;
+      const why = refusal(layer.formula) ?? this.host.kernel?.refusal?.(layer.formula) ?? null;
       if (why !== null) this.fault(`layer ${layer.layer} is not served: ${why}`);
       return why === null;
     });
-    this.assigned = new Map(layers.map((layer) => [layer.layer, layer]));
+    this.host.assigned = new Map(layers.map((layer) => [layer.layer, layer]));
     return {
       epoch: assign.epoch,
       peer: assign.peer,
@@ -469,186 +453,6 @@ export class NodeClient {
   /** @param {string} message */
   fault(message) {
     this.lastFault = message;
-  }
-
-  // --- slices
-
-  /** Get, verify and pack one slice; the outcome goes to the machine. @param {string} slice @param {number} layer @param {number} sizeBytes */
-  async fetch(slice, layer, sizeBytes) {
-    const abort = new AbortController();
-    this.fetches.set(slice, abort);
-    const formula = this.assigned.get(layer)?.formula;
-    /** @type {Uint8Array|null} */
-    let data = null;
-    try {
-      if (formula === undefined || this.kernel === null) throw new SliceFault(slice, 'its layer is not assigned');
-      const kept = await this.options.keeper.read(slice);
-      data = kept;
-      if (data === null || data.length !== sizeBytes || (await this.sha256(data)) !== slice) {
-        if (kept !== null) await this.options.keeper.remove(slice); // cut off, or rotten: never "exists, so ok"
-        await this.options.keeper.room();
-        data = await this.download(slice, sizeBytes, abort);
-        this.bytesIn += data.length;
-        const found = await this.sha256(data);
-        if (found !== slice) throw new SliceFault(slice, `the bytes that came hash to ${found.slice(0, 12)}`);
-      }
-      if (this.fetches.get(slice) !== abort) return; // stopped meanwhile
-      this.free(slice);
-      const kernel = this.kernel;
-      const packed = kernel.pack(formula, data);
-      const expert = packed instanceof Promise ? await packed : packed;
-      if (this.fetches.get(slice) !== abort || kernel !== this.kernel) return kernel.free(expert);
-      this.held.set(slice, { packed: expert, sizeBytes });
-    } catch (error) {
-      if (this.fetches.get(slice) !== abort) return;
-      this.fetches.delete(slice);
-      this.fault(messageOf(error));
-      this.tell({ type: 'SliceFailed', slice, reason: messageOf(error) });
-      if (error instanceof KernelFault) this.testKernel(); // no build is left, maybe
-      return;
-    }
-    this.fetches.delete(slice);
-    this.tell({ type: 'SliceLoaded', slice });
-    this.options.keeper.write(slice, data, (s) => this.machine.wanted.has(s)); // serving does not wait for storage
-  }
-
-  /** A download that makes no progress is given up. @param {string} slice @param {number} sizeBytes @param {AbortController} abort */
-  async download(slice, sizeBytes, abort) {
-    let timer = setTimeout(() => abort.abort(), STALL_MS);
-    const progress = () => {
-      clearTimeout(timer);
-      timer = setTimeout(() => abort.abort(), STALL_MS);
-    };
-    try {
-      return await readBody(await this.options.fetchSlice(slice, abort.signal), slice, sizeBytes, progress);
-    } finally {
-      clearTimeout(timer);
-    }
-  }
-
-  /** With the browser's own code where it has one: plain http pages have none. @param {Uint8Array} data @returns {Promise<string>} */
-  async sha256(data) {
-    const subtle = globalThis.crypto?.subtle;
-    if (subtle === undefined) return /** @type {Kernel} */ (this.kernel).sha256(data);
-    const digest = await subtle.digest('SHA-256', /** @type {Uint8Array<ArrayBuffer>} */ (data));
-    return [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, '0')).join('');
-  }
-
-  /** @param {string} slice */
-  free(slice) {
-    const held = this.held.get(slice);
-    if (held === undefined) return;
-    this.held.delete(slice);
-    this.kernel?.free(held.packed);
-  }
-
-  // --- kernel
-
-  async testKernel() {
-    this.kernelTest = 'untested';
-    if (this.testing) return; // the test under way will do
-    this.testing = true;
-    try {
-      const { build, gbPerS } = await this.provenKernel();
-      this.kernelTest = 'passed';
-      this.tell({ type: 'KernelTested', build, gbPerS });
-    } catch (error) {
-      this.kernelTest = 'failed';
-      this.tell({ type: 'KernelFault', reason: messageOf(error) });
-    } finally {
-      this.testing = false;
-    }
-  }
-
-  /** A kernel that passes its test: the one we have, else the next that is left. Throws what the last one failed with. */
-  async provenKernel() {
-    for (let kernel = this.kernel ?? (await this.loadKernel()); ; kernel = await this.loadKernel()) {
-      try {
-        const gbPerS = await proveAndTime(kernel);
-        this.machine.config.threads = kernel.width ?? 1;
-        if (this.kernel === null) this.lost([...this.held.values()].map(({ packed }) => packed), kernel);
-        return { build: kernel.build, gbPerS };
-      } catch (error) {
-        this.fault(messageOf(error));
-        this.kernel = null; // calls are refused until the next one has passed
-        kernel.close?.();
-        if (!this.options.dropKernel?.(kernel.build, messageOf(error))) throw error;
-      }
-    }
-  }
-
-  /**
-   * The kernel no longer holds these, or another takes over: forget them, say so, and get them again.
-   * @param {PackedExpert[]} experts
-   * @param {Kernel|null} [kernel]
-   */
-  lost(experts, kernel = this.kernel) {
-    this.kernel = kernel;
-    const gone = new Set(experts);
-    const slices = [...this.held].filter(([, { packed }]) => gone.has(packed)).map(([slice]) => slice);
-    for (const slice of slices) this.held.delete(slice);
-    if (slices.length) this.tell({ type: 'SlicesLost', slices: slices.sort() });
-  }
-
-  /** The relay may be away just now: a network that fails says nothing about the kernel. @returns {Promise<Kernel>} */
-  async loadKernel() {
-    for (let attempt = 0; ; attempt++) {
-      try {
-        return await this.options.loadKernel((experts, why) => {
-          this.fault(`${experts.length} experts lost: ${why}`);
-          this.lost(experts);
-        });
-      } catch (error) {
-        if (!(error instanceof Unreachable)) throw error;
-        this.fault(error.message);
-        await new Promise((resolve) => setTimeout(resolve, backoffS(attempt, this.machine.random()) * 1000));
-      }
-    }
-  }
-
-  /**
-   * Compute at once when idle; otherwise let the messages that piled up during the last computation in first, since
-   * a Cancel or a Ping may be among them.
-   * @param {number} ticket
-   * @param {import('./node.js').Call} call
-   */
-  compute(ticket, call) {
-    if (this.clock() - this.computedAt > IDLE_S) this.computeNow(ticket, call);
-    else this.defer(() => this.computeNow(ticket, call));
-  }
-
-  /** @param {number} ticket @param {import('./node.js').Call} call */
-  computeNow(ticket, call) {
-    if (this.machine.running.get(ticket)?.cancelled ?? true) {
-      this.tell({ type: 'CallComputed', ticket, result: null });
-      return;
-    }
-    const started = performance.now();
-    const done = (/** @type {import('./wire/calls.js').Partial} */ result) => {
-      this.computedAt = this.clock();
-      this.ranAt = Date.now();
-      this.times.push(performance.now() - started);
-      if (this.times.length > TIMES_KEPT) this.times.shift();
-      this.tell({ type: 'CallComputed', ticket, result });
-    };
-    const failed = (/** @type {unknown} */ error) => {
-      this.computedAt = this.clock();
-      this.ranAt = Date.now();
-      const code = error instanceof CallRefused ? error.code : 'kernel_fault';
-      const message = messageOf(error).slice(0, 500);
-      this.fault(message);
-      this.tell({ type: 'CallFailed', ticket, code, message });
-    };
-    let result;
-    try {
-      const layer = this.assigned.get(call.layer);
-      if (layer === undefined || this.kernel === null) throw new CallRefused('not_held', `layer ${call.layer} is not held`);
-      result = answer(this.kernel, layer, this.held, call.body.dispatch);
-    } catch (error) {
-      return failed(error);
-    }
-    if (result instanceof Promise) result.then(done, failed);
-    else done(result);
   }
 
   /** @param {import('./node.js').Call} call @param {import('./wire/calls.js').Partial} partial */
@@ -716,45 +520,4 @@ function callOf(received) {
   const { peer, callId, epoch, deadlineMs, dispatch } = received;
   const { modelTag: tag, layer, hiddenDim, grid, numTokens, experts } = dispatch;
   return { peer, callId, epoch, deadlineMs, modelTag: tag, layer, hiddenDim, grid, numTokens, experts, body: received };
-}
-
-/** A task for a later turn, without the 4 ms that timers take. @returns {(task: () => void) => void} */
-function deferByChannel() {
-  /** @type {(() => void)[]} */
-  const tasks = [];
-  const { port1, port2 } = new MessageChannel();
-  port1.onmessage = () => tasks.shift()?.();
-  return (task) => {
-    tasks.push(task);
-    port2.postMessage(null);
-  };
-}
-
-/**
- * Read a body of known size: no more is taken, less is refused.
- * @param {Response} response
- * @param {string} slice
- * @param {number} sizeBytes
- * @param {() => void} progress  told of every piece
- */
-async function readBody(response, slice, sizeBytes, progress) {
-  if (!response.ok || response.body === null) {
-    const why = (await response.text().catch(() => '')).slice(0, 200);
-    throw new SliceFault(slice, `status ${response.status} ${why}`);
-  }
-  const data = new Uint8Array(sizeBytes);
-  let length = 0;
-  for (const reader = response.body.getReader(); ; ) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    progress();
-    if (length + value.length > sizeBytes) {
-      await reader.cancel();
-      throw new SliceFault(slice, `longer than the ${sizeBytes} bytes promised`);
-    }
-    data.set(value, length);
-    length += value.length;
-  }
-  if (length !== sizeBytes) throw new SliceFault(slice, `${length} of ${sizeBytes} bytes came`);
-  return data;
 }

@@ -2,7 +2,7 @@
  * Keep slices on the device between visits: in the origin private file system, else the Cache API, else not at all.
  *
  * A store promises nothing: browsers evict, quotas change, a write may stop half-way. So whoever reads checks the
- * bytes against their name again (`client.js`), and every method answers instead of throwing.
+ * bytes against their name again (`host.js`), and every method answers instead of throwing.
  */
 
 const FOLDER = 'slices';

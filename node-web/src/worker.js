@@ -154,7 +154,7 @@ function report() {
 /** Wake when we slept or did not run for a while, whatever the browser tells or does not tell. */
 function look() {
   const now = Date.now();
-  const ran = Math.max(lastTick, client?.ranAt ?? 0);
+  const ran = Math.max(lastTick, client?.host.ranAt ?? 0);
   const jumped = now - ran > JUMP_MS || now < ran - JUMP_MS;
   lastTick = now;
   if (jumped || client?.machine.asleep) client?.wake();
@@ -173,7 +173,7 @@ addEventListener('message', ({ data }) => {
     case 'sleep': client?.sleep(data.reason); break;
     case 'look':
       look();
-      if (client?.kernel) client.testKernel(); // the page was away: is the arithmetic what it was?
+      if (client?.host.kernel) client.host.testKernel(); // the page was away: is the arithmetic what it was?
       break;
     case 'network': client?.checkAlive(); break;
     case 'power': client?.setPower(data.power); break;

@@ -268,7 +268,7 @@ test('a kernel that begins to compute wrongly is replaced by the next build, whi
 
 test('what a kernel loses is announced and fetched again, and calls for it are refused meanwhile', async () => {
   const { relay, client, lose, fetched } = await serving();
-  lose[0]([/** @type {any} */ (client.held.get(sha256(SLICES[1]))).packed], 'a worker died');
+  lose[0]([/** @type {any} */ (client.host.held.get(sha256(SLICES[1]))).packed], 'a worker died');
   const heard = await relay.hear(ready(2));
   assert.deepEqual(heard.experts[0], [0, 2]);
   await relay.hear(ready(3));
