@@ -1,39 +1,33 @@
 """
 Run a node: the driver that carries out what `machine.py` decides.
 
-Everything happens on one event loop but computing and packing, which have threads. A reply is written in the
-loop turn in which its computation ends: the thread wakes the loop, the machine replies, the socket writes.
+The kernel and its experts are `host.py`'s; here are the session, what is sealed on it, and the links past the
+relay. A reply is written in the loop turn in which its computation ends: the host tells the machine, the
+machine replies, the socket writes.
 """
 
 import asyncio
-import contextlib
 import logging
 import random
 import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from urllib.parse import urlsplit
 
-import httpx
 import numpy as np
 
 from backbone.errors import BackboneError
-from backbone.experts.native import KernelFault, NativeKernel
-from backbone.experts.webgpu import WebGpuKernel
-from backbone.experts.webgpu import refusal as graphics_refusal
 from backbone.lanes.direct import ListenAt
 from backbone.lanes.link import Link
-from backbone.model.formula import Formula
 from backbone.node import events as ev
+from backbone.node.host import ExpertHost, log_failure
 from backbone.node.links import NodeLinks
 from backbone.node.machine import NodeConfig, NodeMachine, State
 from backbone.node.socket import ABNORMAL, ClientSocket
-from backbone.node.store import FETCH_TIMEOUT_S, HeldSlice, SliceFault, fetch_slice, verify_and_pack
-from backbone.node.work import LayerWork, Refused, answer, prove_and_time
+from backbone.node.work import Kernel, LayerWork
 from relay.wire import messages, session
 from relay.wire.calls import model_tag
 from relay.wire.close import clip_reason
@@ -50,9 +44,6 @@ TICK_S = 1.0
 JUMP_S = 6.0  # a tick this late means that we did not run (a closed lid): no session survives that unnoticed
 CHECK_S = 3.0  # the relay's answer may take so long after this machine's network changed
 _SIGNALLING = (session.State.READY, session.State.DRAINING)
-# Weights one core streams in about half a millisecond. Computed on the loop, such a call is spared two thread
-# switches, which cost 0.2 ms on a busy machine with two cores.
-INLINE_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +109,7 @@ class NodeClient:
     def __init__(
         self,
         config: ClientConfig,
-        kernel: NativeKernel | WebGpuKernel,
+        kernel: Kernel,
         on_change: Callable[[], None] = lambda: None,
         identity: Identity | None = None,
     ) -> None:
@@ -127,14 +118,9 @@ class NodeClient:
             NodeConfig(config.memory_bytes, threads=config.threads), random.SystemRandom().random
         )
         self._identity = identity or Identity.new()
-        self._kernel = kernel
+        self._host = ExpertHost(kernel, config.relay_url, config.threads, self._tell)
         self._on_change = on_change
-        self._compute = ThreadPoolExecutor(config.threads, thread_name_prefix="compute")
-        self._pack = ThreadPoolExecutor(1, thread_name_prefix="pack")
-        self._held: dict[str, HeldSlice] = {}
-        self._testing = False
         self._work: dict[int, LayerWork] = {}
-        self._fetches: dict[str, asyncio.Task[None]] = {}
         self._links = NodeLinks(self._link_event, self._send_signal, config.listen)
         self._ways: dict[tuple[int, int], Link] = {}  # calls that came on a link -> where their answer goes
         self._socket: ClientSocket | None = None
@@ -144,11 +130,10 @@ class NodeClient:
         self._timer_at: float | None = None
         self._loop: asyncio.AbstractEventLoop
         self._closed: asyncio.Event
-        self._http: httpx.AsyncClient
         self._last_close = ""
         self._resume_token: str | None = None
         self._refusing = False  # the backbone we are paired with: then others shall get our share
-        self._bytes_in = self._bytes_out = 0
+        self._bytes_in = self._bytes_out = 0  # of sessions that ended
         self._recent: deque[tuple[float, int]] = deque()  # (time, rows) of the last RATE_WINDOW_S
 
     async def run(self) -> str:
@@ -156,18 +141,16 @@ class NodeClient:
         self._loop = asyncio.get_running_loop()
         self._closed = asyncio.Event()
         await self._links.open()
-        async with httpx.AsyncClient(
-            base_url=self.config.relay_url, timeout=FETCH_TIMEOUT_S, trust_env=False
-        ) as self._http:
-            watch = asyncio.create_task(self._watch())
-            watch.add_done_callback(_log_failure)
-            try:
-                self._tell(ev.Start())
-                await self._closed.wait()
-                await asyncio.sleep(0)  # let the last bytes leave
-            finally:
-                watch.cancel()
-                self._stop()
+        watch = asyncio.create_task(self._watch())
+        watch.add_done_callback(log_failure)
+        try:
+            self._tell(ev.Start())
+            await self._closed.wait()
+            await asyncio.sleep(0)  # let the last bytes leave
+        finally:
+            watch.cancel()
+            self._stop()
+            await self._host.close()
         return self.machine.closed_reason or ""
 
     async def _watch(self) -> None:
@@ -203,17 +186,17 @@ class NodeClient:
         return Status(
             state=machine.state,
             reason=machine.closed_reason or self._last_close,
-            kernel=self._kernel.build,
+            kernel=self._host.kernel.build,
             gb_per_s=kernel.gb_per_s if kernel else 0.0,
             layers=tuple(sorted(ready)),
             experts=sum(len(experts) for experts in ready.values()),
             wanted=len(machine.wanted),
-            held_bytes=sum(held.size_bytes for held in self._held.values()),
+            held_bytes=self._host.held_bytes,
             calls=machine.counters.calls,
             rows=machine.counters.rows,
             failed=machine.counters.failed,
             rows_per_s=sum(rows for _, rows in self._recent) / RATE_WINDOW_S,
-            bytes_in=self._bytes_in + (socket.bytes_received if socket else 0),
+            bytes_in=self._bytes_in + self._host.bytes_in + (socket.bytes_received if socket else 0),
             bytes_out=self._bytes_out + (socket.bytes_sent if socket else 0),
             seal=self._sealing.state,
             seal_why=self._sealing.why,
@@ -233,21 +216,20 @@ class NodeClient:
         for effect in effects:
             match effect:
                 case ev.Compute():
-                    self._compute_call(effect)
+                    idle = self.machine.running == 1
+                    self._host.compute(effect, self.machine.layer(effect.call.layer), at_once=idle)
                 case ev.Reply(call, result):
                     self._reply(call, result)
                 case ev.SendFailure():
                     self._send_failure(effect)
                 case ev.FetchSlice():
-                    self._fetches[effect.slice] = asyncio.create_task(
-                        self._fetch(effect, self._work[effect.layer].formula)
-                    )
+                    self._host.fetch(effect, self._work[effect.layer].formula)
                 case ev.StopFetch(slice_id):
-                    self._fetches.pop(slice_id).cancel()
+                    self._host.stop_fetch(slice_id)
                 case ev.FreeSlice(slice_id):
-                    self._held.pop(slice_id, None)
+                    self._host.free(slice_id)
                 case ev.TestKernel():
-                    asyncio.create_task(self._test_kernel()).add_done_callback(_log_failure)
+                    self._host.test_kernel()
                 case ev.Connect(resume):
                     self._connect(resume)
                 case ev.Disconnect(code, reason):
@@ -264,7 +246,7 @@ class NodeClient:
                 assert self.machine.kernel is not None
                 self._session.send_offer(
                     Offer(
-                        kernel=self._kernel.build,
+                        kernel=self._host.kernel.build,
                         memory_bytes=0 if self._refusing else self.config.memory_bytes,
                         gb_per_s=self.machine.kernel.gb_per_s,
                         battery=None,
@@ -316,15 +298,11 @@ class NodeClient:
 
     def _stop(self) -> None:
         """Let go of everything."""
-        for task in self._fetches.values():
-            task.cancel()
         self._links.close()
         if self._timer is not None:
             self._timer.cancel()
         if self._socket is not None:
             self._socket.abort()
-        self._compute.shutdown(wait=False, cancel_futures=True)
-        self._pack.shutdown(wait=False, cancel_futures=True)
 
     # --- session
 
@@ -352,7 +330,7 @@ class NodeClient:
                 "node",
                 identity.id,
                 identity.secret,
-                agent=f"expert-node {self._kernel.build}",
+                agent=f"expert-node {self._host.kernel.build}",
                 resume=resume,
                 resume_token=self._resume_token,
             )
@@ -499,8 +477,8 @@ class NodeClient:
                     "layer %d is not served: its slices do not have the size of its formula", assigned.layer
                 )
                 continue
-            if isinstance(self._kernel, WebGpuKernel) and (why := graphics_refusal(work.formula)):
-                log.error("layer %d is not served by the graphics kernel: %s", assigned.layer, why)
+            if (why := self._host.refusal(work.formula)) is not None:
+                log.error("layer %d is not served: %s", assigned.layer, why)
                 continue
             self._work[assigned.layer] = work
             layers.append(
@@ -516,108 +494,7 @@ class NodeClient:
         tag = model_tag(assign.model) if assign.model else 0
         return ev.Assignment(assign.epoch, assign.peer, tag, tuple(layers))
 
-    # --- slices
-
-    async def _fetch(self, fetch: ev.FetchSlice, formula: Formula) -> None:
-        """Get, verify and pack one slice; the outcome goes to the machine."""
-        kernel = self._kernel
-        try:
-            data = await fetch_slice(self._http, fetch.slice, fetch.size_bytes)
-            self._bytes_in += len(data)
-            held = await self._loop.run_in_executor(
-                self._pack, verify_and_pack, kernel, formula, fetch.slice, data
-            )
-            stale = isinstance(kernel, WebGpuKernel) and not kernel.holds(held.packed)
-            if stale or kernel is not self._kernel:
-                raise SliceFault(f"slice {fetch.slice[:12]}: the kernel it was for is gone")
-        except SliceFault as exc:
-            log.warning("%s", exc)
-            self._fetches.pop(fetch.slice, None)
-            self._tell(ev.SliceFailed(fetch.slice, str(exc)))
-            lost = isinstance(kernel, WebGpuKernel) and isinstance(exc.__cause__, KernelFault)
-            if lost and not self._testing:
-                await self._test_kernel()  # while no calls come nothing else would notice
-            return
-        self._fetches.pop(fetch.slice, None)
-        self._held[fetch.slice] = held
-        self._tell(ev.SliceLoaded(fetch.slice))
-
-    # --- kernel
-
-    async def _test_kernel(self) -> None:
-        """Test the kernel; take a lost graphics device anew, or go on without one."""
-        self._testing = True
-        try:
-            await self._prove_kernel()
-        finally:
-            self._testing = False
-
-    async def _prove_kernel(self) -> None:
-        kernel = self._kernel
-        lost = isinstance(kernel, WebGpuKernel) and kernel.lost is not None
-        try:
-            if isinstance(kernel, WebGpuKernel) and lost:
-                await self._loop.run_in_executor(self._compute, kernel.reopen)
-            gb_per_s = await self._loop.run_in_executor(self._compute, prove_and_time, kernel)
-        except Exception as exc:  # whatever it is: a kernel that cannot pass its test must not serve
-            if isinstance(kernel, NativeKernel):
-                self._tell(ev.KernelFault(str(exc)))
-                return
-            log.error("going on without the graphics device: %s", exc)
-            self._kernel = NativeKernel(threads=self.config.threads)
-            self._lose_slices()
-            await self._prove_kernel()
-            return
-        if lost:
-            self._lose_slices()
-        self._tell(ev.KernelTested(kernel.build, gb_per_s))
-
-    def _lose_slices(self) -> None:
-        lost = tuple(sorted(self._held))
-        self._held.clear()
-        self._tell(ev.SlicesLost(lost))
-
-    def _compute_call(self, compute: ev.Compute) -> None:
-        """
-        Compute a small call right here while nothing else runs, hand any other to a thread.
-
-        The slices go with it and thereby outlive a FreeSlice.
-        """
-        assert isinstance(compute.call.body, session.DispatchReceived)
-        dispatch = compute.call.body.dispatch
-        layer = self.machine.layer(compute.call.layer)
-        numbers = sorted(set(compute.call.experts))
-        held = [self._held.get(layer.experts[expert]) for expert in numbers]
-        packed = [slice_.packed for slice_ in held if slice_ is not None]
-        read_bytes = len(dispatch.experts) * layer.slice_bytes
-        work = layer.body
-        assert isinstance(work, LayerWork)
-
-        def run() -> Partial | Refused:
-            if len(packed) < len(numbers):
-                return Refused("not_held", "an expert of this call is gone")
-            try:
-                return answer(self._kernel, work, dispatch, numbers, packed)
-            except Exception as exc:
-                log.exception("the kernel raised something it does not declare")
-                return Refused("kernel_fault", f"{type(exc).__name__}: {exc}"[:500])
-
-        def run_in_thread() -> None:
-            result = run()
-            with contextlib.suppress(RuntimeError):  # the loop is gone: the node was stopped meanwhile
-                self._loop.call_soon_threadsafe(self._computed, compute.ticket, result)
-
-        at_once = isinstance(self._kernel, NativeKernel) and read_bytes <= INLINE_BYTES
-        if at_once and self.machine.running == 1:
-            self._computed(compute.ticket, run())
-        else:
-            self._compute.submit(run_in_thread)
-
-    def _computed(self, ticket: int, result: Partial | Refused) -> None:
-        if isinstance(result, Refused):
-            self._tell(ev.CallFailed(ticket, result.code, result.message))
-        else:
-            self._tell(ev.CallComputed(ticket, result))
+    # --- answers
 
     def _reply(self, call: ev.Call, result: object) -> None:
         assert isinstance(result, Partial)
@@ -661,8 +538,3 @@ def _call_of(received: session.DispatchReceived) -> ev.Call:
 def _clock_that_never_sleeps() -> float:
     """Seconds; goes on while the machine is suspended, where it can tell."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.time()
-
-
-def _log_failure(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("a task of the node failed", exc_info=task.exception())

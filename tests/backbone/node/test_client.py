@@ -10,7 +10,8 @@ import pytest
 
 from backbone.experts.native import KernelFault, NativeKernel
 from backbone.experts.webgpu import TOLERANCE, WebGpuKernel
-from backbone.node.client import INLINE_BYTES, ClientConfig, NodeClient
+from backbone.node.client import ClientConfig, NodeClient
+from backbone.node.host import INLINE_BYTES
 from backbone.node.machine import State
 from relay.wire import messages
 from relay.wire.frames import Frame, FrameType
