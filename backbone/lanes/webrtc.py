@@ -19,8 +19,7 @@ from typing import Any
 
 from backbone.lanes.chooser import Attempt
 from backbone.lanes.link import Link
-from relay.nat.candidates import NatClass, hopeless
-from relay.nat.classify import classify
+from backbone.lanes.nat import NatWatch
 from relay.wire.errors import FrameTooLarge
 from relay.wire.messages import PeerNode, Signal
 from relay.wire.stream import Reassembler, pieces
@@ -29,8 +28,6 @@ log = logging.getLogger(__name__)
 
 WEBRTC = "webrtc"
 LABEL = "link"
-CLASSIFY_S = 3.0
-CLASS_KEPT_S = 600.0  # a machine that moved is classified anew within this time
 PIECE_BYTES = 16 << 10  # every end takes 256 KiB; little enough that beats pass between
 # The other end's UDP socket holds some 90 packets (Linux' default). 100 KB at once overflow it, and the
 # tail, lost with nothing behind it, is sent again half a second later.
@@ -91,64 +88,6 @@ def without_local(sdp: str) -> str:
     """Take the candidates that are of no use out of a session description."""
     lines = sdp.splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("a=candidate:") or usable(line))
-
-
-class NatWatch:
-    """
-    What NAT this machine is behind, asked of the relay's STUN server now and then.
-
-    Behind a strict NAT that takes 1.3 s, so it is asked as soon as the relay is known: `prepare`.
-    """
-
-    def __init__(self) -> None:
-        self._asked: tuple[str, float] = ("", 0.0)
-        self._task: asyncio.Task[NatClass | None] | None = None
-
-    def prepare(self, stun: str | None) -> None:
-        """Begin to ask, unless the answer is known and fresh."""
-        now = asyncio.get_running_loop().time()
-        if stun is None or (self._asked[0] == stun and now - self._asked[1] < CLASS_KEPT_S):
-            return
-        self._asked = (stun, now)
-        self._task = asyncio.create_task(_classified(stun))
-
-    async def look(self, stun: str | None) -> NatClass | None:
-        """Give the class, None when nobody can tell; bounded in time."""
-        self.prepare(stun)
-        if stun is None or self._task is None:
-            return None
-        return await asyncio.shield(self._task)
-
-    def forget(self) -> None:
-        """The network is another now: ask anew when somebody wants to know."""
-        self._asked = ("", 0.0)
-
-    def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-
-async def _classified(stun: str) -> NatClass | None:
-    host, _, port = stun.rpartition(":")
-    try:
-        async with asyncio.timeout(CLASSIFY_S):
-            return await classify(host.strip("[]"), int(port))
-    except (OSError, ValueError, TimeoutError) as exc:
-        log.info("the NAT could not be classified: %s", exc or "no answer in time")
-        return None
-
-
-def why_hopeless(ours: NatClass | None, theirs: str | None) -> str | None:
-    """Say why a punch between us and who says this of their NAT need not be tried; None: try."""
-    try:
-        other = None if theirs is None else NatClass.from_json(json.loads(theirs))
-    except ValueError:
-        return None
-    if ours is None or other is None or not hopeless(ours, other):
-        return None
-    if not (ours.udp and other.udp):
-        return None  # perhaps only the STUN server cannot be reached: a try costs little
-    return f"no way through both NATs: here {ours.words}; there {other.words}"
 
 
 class RtcEnd:
@@ -373,8 +312,11 @@ class WebRtcOpener:
         return WEBRTC in node.lanes and native() is not None
 
     async def open(self, attempt: Attempt) -> None:
-        stun = self._stun()
+        stun, over = self._stun(), asyncio.Event()
+        attempt.close = over.set
         nat = await self._nat.look(stun)
+        if over.is_set():
+            return
         end = RtcEnd(attempt.make_link(), attempt.signal, stun)
 
         def signalled(signal: Signal) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Coroutine, Mapping
 
 from backbone.lanes.direct import LinkListener, ListenAt, dial
 from backbone.lanes.link import Link, accepting_session, opening_session
-from backbone.lanes.webrtc import WEBRTC, NatWatch, RtcEnd, native, why_hopeless
+from backbone.lanes.nat import NatWatch
+from backbone.lanes.webrtc import WEBRTC, RtcEnd, native
 from relay.wire.close import CloseCode
 from relay.wire.fields import is_hex
 from relay.wire.link import LinkEvent, LinkKey
@@ -71,8 +72,9 @@ class NodeLinks:
         return sum(link.ready for link in self._links)
 
     def welcomed(self, stun: str | None) -> None:
-        """The relay is known now: find out what NAT we are behind, a link may need to know."""
+        """A session began, perhaps on another network: find out what NAT we are behind, links may ask."""
         if native() is not None:
+            self._nat.forget()
             self._nat.prepare(stun)
 
     def signalled(self, received: SignalReceived) -> None:
@@ -124,7 +126,7 @@ class NodeLinks:
     ) -> None:
         """Answer an offer of a data channel, unless no punch can come through both NATs."""
         data = signal.data
-        why = why_hopeless(await self._nat.look(data.get("stun")), data.get("nat"))
+        why = await self._nat.why_hopeless(data.get("stun"), data.get("nat"))
         if self._early.get(signal.link) is not early:
             return  # the pairing ended meanwhile
         del self._early[signal.link]

@@ -9,10 +9,10 @@ A packet of the punch gets through if the receiver's filter lets it pass, given 
 before; and both directions must work in the end. `hopeless` goes through that for both sides.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from ipaddress import ip_address
-from typing import Self
+from typing import Any, Self
 
 from relay.nat.stun import Address
 
@@ -34,7 +34,8 @@ class Observation:
     local: the asking socket's own address. mapped: how it was seen by the server's first address and port;
     None: no answer, so no UDP. mapped_other_port, mapped_other_address: the same socket as seen by the
     others; None: not asked or not answered. answered_from_*: a fresh socket that asked the first address and
-    port only was answered from another; None: the server has no other.
+    port only was answered from another; None: the server has no other. waiting: names of the fields above
+    that may still change; empty when all is said.
     """
 
     local: Address
@@ -43,6 +44,7 @@ class Observation:
     mapped_other_address: Address | None = None
     answered_from_other_address: bool | None = None
     answered_from_other_port: bool | None = None
+    waiting: frozenset[str] = field(default=frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,29 @@ def nat_class(seen: Observation) -> NatClass:
         case _:
             filtering = Behaviour.UNKNOWN
     return NatClass(True, seen.mapped[0] != seen.local[0], mapping, filtering, seen.mapped[0])
+
+
+STRICTEST = NatClass(True, True, Behaviour.ADDRESS_AND_PORT_DEPENDENT, Behaviour.ADDRESS_AND_PORT_DEPENDENT)
+
+
+def strictest_class(seen: Observation) -> NatClass:
+    """
+    Say the worst that can still come of observations that are not complete.
+
+    A pair that is not hopeless with this class is not hopeless, whatever the missing answers say: nobody has
+    to wait for an answer that a strict filter keeps back, which is known only after several times-out.
+    """
+    if seen.mapped is None:
+        return STRICTEST if seen.waiting else nat_class(seen)
+    elsewhere = ("", 0)  # as if seen from another place
+    worst = {
+        "mapped_other_port": elsewhere,
+        "mapped_other_address": elsewhere,
+        "answered_from_other_address": False,
+        "answered_from_other_port": False,
+    }
+    missing: dict[str, Any] = {name: worst[name] for name in seen.waiting & worst.keys()}
+    return nat_class(replace(seen, **missing, waiting=frozenset()))
 
 
 def hopeless(a: NatClass | None, b: NatClass | None) -> bool:

@@ -1,29 +1,25 @@
 """Data channels between a backbone and a headless node, signalled through a real relay on loopback."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from backbone.experts.native import NativeKernel
+from backbone.lanes.nat import NatWatch
 from backbone.lanes.webrtc import (
     MAX_BUFFERED_BYTES,
     WEBRTC,
-    NatWatch,
     RtcEnd,
     WebRtcOpener,
     native,
     usable,
-    why_hopeless,
     without_local,
 )
 from backbone.node.client import ClientConfig, NodeClient
 from relay.config import Config
-from relay.nat.candidates import Behaviour, NatClass
 from relay.nat.paths import RELAYED
 from relay.server import RelayServer
 from relay.wire.calls import Probe
@@ -111,39 +107,13 @@ def test_names_under_local_are_dropped_and_nothing_else() -> None:
     assert without_local("v=0\r\n" + mdns + real + "a=end\r\n") == "v=0\r\n" + real + "a=end\r\n"
 
 
-HARD = NatClass(
-    True, True, Behaviour.ADDRESS_AND_PORT_DEPENDENT, Behaviour.ADDRESS_AND_PORT_DEPENDENT, "192.0.2.1"
-)
-EASY = NatClass(True, True, Behaviour.ENDPOINT_INDEPENDENT, Behaviour.ADDRESS_AND_PORT_DEPENDENT, "192.0.2.2")
-OTHER_HARD = replace(HARD, public_ip="192.0.2.3")
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "tried"),
-    [
-        (HARD, json.dumps(OTHER_HARD.to_json()), False),
-        (EASY, json.dumps(replace(EASY, public_ip="192.0.2.4").to_json()), True),
-        (None, json.dumps(HARD.to_json()), True),
-        (HARD, None, True),
-        (HARD, "nonsense", True),
-        (HARD, "{}", True),
-        (replace(HARD, udp=False), json.dumps(OTHER_HARD.to_json()), True),  # or STUN alone is unreachable
-    ],
-)
-def test_punch_is_not_tried_where_no_packet_can_come_through(
-    ours: NatClass | None, theirs: str | None, tried: bool
-) -> None:
-    assert (why_hopeless(ours, theirs) is None) == tried
-
-
 async def test_relay_is_kept_without_a_try_when_both_nats_are_hard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def look(self: NatWatch, stun: str | None) -> NatClass:
-        return HARD
+    async def why_hopeless(self: NatWatch, stun: str | None, theirs: str | None) -> str:
+        return "no way through both NATs"
 
-    monkeypatch.setattr(NatWatch, "look", look)
-    monkeypatch.setattr("backbone.lanes.webrtc.hopeless", lambda ours, theirs: True)
+    monkeypatch.setattr(NatWatch, "why_hopeless", why_hopeless)
     async with swarm(tmp_path) as (backbone, node):
         described = backbone.chooser.describe
         peer = backbone.peers.nodes[0].peer

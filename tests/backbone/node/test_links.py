@@ -21,13 +21,13 @@ class Flood:
         self.said: list[tuple[str, str]] = []
         self.made: list[str] = []
         self.links = NodeLinks(lambda link, event: None, self.heard)
-        monkeypatch.setattr(self.links._nat, "look", self.look)
+        monkeypatch.setattr(self.links._nat, "why_hopeless", self.look)
         monkeypatch.setattr(module, "accepting_session", self.session)
 
     def heard(self, peer, epoch, signal):
         self.said.append((signal.link, signal.kind))
 
-    async def look(self, stun):
+    async def look(self, stun, theirs):
         await self.known.wait()
 
     def session(self, role, find):

@@ -1,12 +1,21 @@
 """NAT classes from observations, and hopeless pairs against what ICE really did behind such NATs."""
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.nat.candidates import NO_UDP, Behaviour, NatClass, Observation, hopeless, nat_class
+from relay.nat.candidates import (
+    NO_UDP,
+    Behaviour,
+    NatClass,
+    Observation,
+    hopeless,
+    nat_class,
+    strictest_class,
+)
 
 EI, AD, APD, UNKNOWN = Behaviour
 LOCAL, SEEN, ELSE = ("10.0.0.2", 4000), ("192.0.2.1", 4000), ("192.0.2.1", 4001)
@@ -90,6 +99,44 @@ def test_class_follows_from_what_was_seen(
     found = nat_class(seen)
     assert (found.udp, found.translated, found.mapping, found.filtering) == (True, True, mapping, filtering)
     assert found.public_ip == "192.0.2.1"
+
+
+FIELDS = (
+    "mapped_other_port",
+    "mapped_other_address",
+    "answered_from_other_address",
+    "answered_from_other_port",
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        dict(
+            zip(
+                FIELDS,
+                [*[st.sampled_from([None, SEEN, ELSE])] * 2, *[st.sampled_from([None, True, False])] * 2],
+                strict=True,
+            )
+        )
+    ),
+    st.sets(st.sampled_from(FIELDS)),
+    st.sampled_from(["open", "fullcone", "addrrestricted", "portrestricted", "symmetric"]),
+)
+def test_pair_that_is_worth_a_try_at_worst_is_worth_one_whatever_is_still_to_come(
+    whole: dict[str, Any], waiting: set[str], other: str
+) -> None:
+    seen = Observation(LOCAL, SEEN, **{**whole, **dict.fromkeys(waiting)}, waiting=frozenset(waiting))
+    there = nat(other, "192.0.2.2")
+    if not hopeless(strictest_class(seen), there):
+        assert not hopeless(nat_class(Observation(LOCAL, SEEN, **whole)), there)
+    if not waiting:
+        assert strictest_class(seen) == nat_class(seen)
+
+
+def test_before_any_answer_all_is_possible() -> None:
+    asked = Observation(LOCAL, None, waiting=frozenset({"mapped"}))
+    assert hopeless(strictest_class(asked), nat("portrestricted", "192.0.2.2"))
+    assert strictest_class(Observation(LOCAL, None)) == NO_UDP
 
 
 def test_words_are_those_of_the_field() -> None:

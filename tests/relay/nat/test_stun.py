@@ -1,5 +1,6 @@
 """STUN: the bytes of RFC 8489, the behaviour of RFC 5780, and what a stranger can make it do: little."""
 
+import random
 import struct
 
 import pytest
@@ -205,7 +206,43 @@ def test_transaction_repeats_with_growing_pauses_and_gives_up() -> None:
         now = due
         if transaction.handle_timer(now) is not None:
             sent.append(now)
-    assert sent == [10.0, 10.25, 10.75] and now == 11.25 and transaction.over
+    assert sent == [10.0, 10.25, 10.75, 11.75] and now == 12.25 and transaction.over
+
+
+def test_transaction_keeps_the_pace_of_the_round_trip_once_that_is_known() -> None:
+    transaction = Transaction(ID, now=0.0)
+    assert transaction.handle_timer(0.0) is not None and transaction.next_timer() == 0.25
+    transaction.round_trip(0.06)
+    assert transaction.next_timer() == 0.12
+    sent = [0.0]
+    while (due := transaction.next_timer()) is not None:
+        if transaction.handle_timer(due) is not None:
+            sent.append(due)
+    assert sent == pytest.approx([0.0, 0.12, 0.36, 0.84]) and due is None
+    for took_s, rto_s in ((0.0001, 0.1), (3.0, 0.5)):
+        slow = Transaction(ID, now=0.0)
+        slow.round_trip(took_s)
+        slow.handle_timer(0.0)
+        assert slow.next_timer() == rto_s
+
+
+@pytest.mark.parametrize("round_trip_s", [0.001, 0.06, 0.2])
+def test_lossy_line_is_hardly_ever_taken_for_a_filter(round_trip_s: float) -> None:
+    """Each twentieth packet is lost either way; and an outage of a third of a second hides no answer."""
+    chance = random.Random(5)
+
+    def lost(outage: tuple[float, float]) -> bool:
+        transaction = Transaction(ID, now=0.0)
+        transaction.round_trip(round_trip_s)
+        while (due := transaction.next_timer()) is not None:
+            request = transaction.handle_timer(due)
+            arrives = chance.random() > 0.05 and chance.random() > 0.05 and not outage[0] <= due < outage[1]
+            if request is not None and arrives:
+                return False
+        return True
+
+    assert sum(lost((0, 0)) for _ in range(20_000)) < 8  # two are expected
+    assert sum(lost((-0.1, 0.25)) for _ in range(2000)) < 2000 * 0.02
 
 
 def test_transaction_takes_its_own_answer_only() -> None:
