@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from backbone.lanes.lane import LaneClosed
 from backbone.lanes.link import Link, opening_session
-from relay.nat.paths import RELAYED, SIZES_KB, Evidence, Open, PathBook, PathPolicy, Race
+from relay.nat.paths import RELAYED, SIZES_KB, Evidence, Open, PathBook, PathPolicy, Race, clear_race
 from relay.wire.calls import Probe
 from relay.wire.close import CloseCode
 from relay.wire.frames import HEADER_BYTES
@@ -502,6 +502,8 @@ class LaneChooser:
                 for lane, took_s in zip(evidence, took, strict=True):
                     evidence[lane].add(size_kb, None if took_s is None else took_s * 1e3)
             if any(found.lost > self.policy.max_lost for found in evidence.values()):
+                break
+            if clear_race(evidence[race.current], evidence[race.other], self.policy):
                 break
         if self._peers.get(lanes.node.peer) is not lanes:
             return

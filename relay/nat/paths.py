@@ -25,19 +25,21 @@ SIZES_KB = (6, 12, 24, 100)  # one token of a small model … a prompt piece
 @dataclass(frozen=True, slots=True)
 class PathPolicy:
     """
-    hysteresis, hysteresis_ms: a lane is taken when it is faster by more than both (negative: also when it is
-    slower by less, for tests). probes: for each size and lane in a race. max_lost: of them; a lane that loses
-    more is not taken. recheck_s: how often the lane in use is raced against the relay again. retry_s,
-    retry_max_s: pause before a failed or slower lane is tried again, doubled each time. missed: calls that
-    had to be asked again over the relay within missed_window_s before a lane is left. traffic: calls of one
-    size that are judged together. traffic_fresh_s: how old the relay's calls may be to be compared with;
-    older ones only lead to a race, at most one in race_again_s. near_s, near_tries: pause before a lane
-    that was faster at the median and lost by one late message is raced again, and how often.
+    hysteresis, hysteresis_ms: a lane is taken when it is faster by more than both (negative: also when it
+    is slower by less, for tests). probes: for each size and lane in a race; clear_probes: of them, when no
+    two round trips of the lanes overlap. max_lost: of them; a lane that loses more is not taken. recheck_s:
+    how often the lane in use is raced against the relay again. retry_s, retry_max_s: pause before a failed
+    or slower lane is tried again, doubled each time. missed: calls that had to be asked again over the
+    relay within missed_window_s before a lane is left. traffic: calls of one size that are judged together.
+    traffic_fresh_s: how old the relay's calls may be to be compared with; older ones only lead to a race,
+    at most one in race_again_s. near_s, near_tries: pause before a lane that was faster at the median and
+    lost by one late message is raced again, and how often.
     """
 
     hysteresis: float = 0.05
     hysteresis_ms: float = 0.2
     probes: int = 8
+    clear_probes: int = 4
     max_lost: int = 0
     recheck_s: float = 300.0  # a race costs up to 1 MB, and phones pay for it
     retry_s: float = 15.0
@@ -106,6 +108,26 @@ def better_path(current: Evidence, other: Evidence, policy: PathPolicy) -> Verdi
         and fmean(share for _, share in gains) > policy.hysteresis
     )
     return Verdict(better, ("" if better else "not faster enough at ") + ", ".join(words), near)
+
+
+def clear_race(current: Evidence, other: Evidence, policy: PathPolicy) -> bool:
+    """
+    Tell whether a race need not go on: at every size one lane's slowest beats the other's fastest, by twice
+    the hysteresis. On a far relay the rest of the probes would take another second.
+    """
+    sizes = current.round_trips_ms.keys() & other.round_trips_ms.keys()
+    if not sizes or current.lost or other.lost:
+        return False
+    for fast, slow in ((current, other), (other, current)):
+        pairs = [(fast.round_trips_ms[size], slow.round_trips_ms[size]) for size in sizes]
+        if all(
+            min(len(a), len(b)) >= policy.clear_probes
+            and min(b) > max(a) * (1 + 2 * abs(policy.hysteresis))
+            and min(b) - max(a) > 2 * abs(policy.hysteresis_ms)
+            for a, b in pairs
+        ):
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,12 @@ NODE = PeerNode(7, "a" * 32, "node", "native", 1.0, 3, {0: (0,)}, lanes=("direct
 class Swarm:
     """`took_s` is what a message takes by lane; `sent` are the sizes of probes in KB, by lane, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, probes: int = 2) -> None:
         self.now = 100.0
         self.took_s = {"relayed": 0.08, "direct": 0.04}
         self.sent: list[tuple[str, int]] = []
         self.reports: list[PathReport] = []
-        policy = PathPolicy(probes=2, retry_s=1e6, recheck_s=1e6)
+        policy = PathPolicy(probes=probes, retry_s=1e6, recheck_s=1e6)
         self.chooser = LaneChooser(
             cast(Any, self), {"direct": cast(Any, self)}, lambda answer: None, policy=policy,
             clock=lambda: self.now,
@@ -98,6 +98,13 @@ async def test_link_is_warmed_before_it_is_raced() -> None:
     await swarm.joined()
     assert swarm.sent[0] == ("direct", WARM_KB)
     assert [size for _, size in swarm.sent[1:]] == [6, 6, 12, 12] * 2
+    await swarm.chooser.close()
+
+
+async def test_race_that_is_clear_ends_early() -> None:
+    swarm = Swarm(probes=8)
+    await swarm.joined()
+    assert len(swarm.sent) == 1 + 4 * PathPolicy().clear_probes
     await swarm.chooser.close()
 
 

@@ -10,6 +10,7 @@ from relay.nat.paths import (
     PathPolicy,
     Race,
     better_path,
+    clear_race,
 )
 
 POLICY = PathPolicy(recheck_s=60.0)
@@ -57,6 +58,31 @@ def test_lossy_lane_is_not_taken_however_fast() -> None:
 
 def test_sizes_that_only_one_was_measured_with_are_not_compared() -> None:
     assert better_path(evidence(kb6=80.0), evidence(kb12=10.0), POLICY).why == "nothing to compare"
+
+
+@pytest.mark.parametrize(
+    ("current", "other", "clear"),
+    [
+        ([62.0, 63.0, 64.0, 62.0], [2.0, 9.0, 3.0, 2.0], True),
+        ([2.0, 9.0, 3.0, 2.0], [62.0, 63.0, 64.0, 62.0], True),  # slower, as clearly
+        ([62.0, 63.0, 64.0, 62.0], [2.0, 63.0, 3.0, 2.0], False),  # one late message: measure on
+        ([62.0, 63.0, 64.0, 62.0], [59.0] * 4, False),  # within twice the hysteresis
+        ([62.0, 63.0, 64.0], [2.0, 9.0, 3.0], False),  # too few
+        ([0.5] * 4, [0.2] * 4, False),  # where all is quick a share says little
+    ],
+)
+def test_race_is_over_early_only_when_no_round_trips_overlap(
+    current: list[float], other: list[float], clear: bool
+) -> None:
+    assert clear_race(evidence(kb12=current), evidence(kb12=other), POLICY) is clear
+
+
+def test_race_is_not_over_early_while_a_size_is_open_or_a_message_was_lost() -> None:
+    slow = evidence(kb6=80.0, kb12=85.0)
+    assert clear_race(slow, evidence(kb6=40.0, kb12=40.0), POLICY)
+    assert not clear_race(slow, evidence(kb6=40.0, kb12=90.0), POLICY)
+    assert not clear_race(slow, evidence(kb6=40.0, kb12=40.0, lost=1), POLICY)
+    assert not clear_race(slow, evidence(), POLICY)
 
 
 def book(*lanes: str) -> PathBook:
