@@ -9,6 +9,7 @@
 //   xq     four int8 activations, given to every row
 //   Part   sum of a few columns per row          Scale   integer scale of a sub-block per row
 //          (u8 weights); sub_dot, sub_end: the same for i8 weights, x86 scales at every step
+//   Signed sum of products with i8 weights, -128 included
 //   f8     eight f32 lanes, lane = column mod 8: for F32 and F16 weights
 //
 // The products differ most. x86 has pmaddubsw (u8 x i8 -> i16 pairs), so a Part stays i16 pairs
@@ -38,6 +39,16 @@ INLINE int32_t load_i32(const void *p) {
     return v;
 }
 
+// PIN(v): v is computed here, and no load moves across. A compiler for wasm takes registers for
+// endless: it gathers the loads of a whole block before the first product, and the engine, with 15
+// registers of the machine, spills them all. A pinned pointer is one that it knows nothing of, so
+// that constant offsets stay in the loads.
+#if defined(__wasm__)
+#define PIN(v) __asm__ volatile("" : "+r"(v) : : "memory")
+#else
+#define PIN(v) (void)(v)
+#endif
+
 #if defined(__wasm__)
 #include "simd/wasm.h"
 #elif defined(__AVX512VNNI__)
@@ -50,6 +61,14 @@ INLINE int32_t load_i32(const void *p) {
 #include "simd/neon.h"
 #else
 #error "no instruction set chosen: define EXPERT_SCALAR for the reference"
+#endif
+
+#if !defined(SIGNED_IS_TWO_SUMS)
+typedef vi Signed;
+INLINE Signed signed_zero(void) { return vi_zero(); }
+INLINE Signed signed_dot(Signed sum, xq x, vi w) { return dot_s8(sum, x, w); }
+INLINE vi signed_sum(Signed sum) { return sum; }
+#define PIN_SIGNED(sum) PIN(sum)
 #endif
 
 INLINE vi low_nibbles(vi w) { return vi_and_bytes(w, 0x0f); }

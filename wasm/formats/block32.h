@@ -20,13 +20,17 @@ enum { GROUP = BYTES * LANES, NIBBLES = (BYTES - 16) * LANES };
 INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, const int T,
                  float *y, size_t stride) {
     vf sum[MAX_TILE];
-    EACH (t, T) sum[t] = vf_zero();
+    const Block32 *a[MAX_TILE];
+    EACH (t, T) {
+        sum[t] = vf_zero();
+        a[t] = (const Block32 *)(const void *)x[t];
+    }
     for (size_t b = 0; b < num_blocks; b++, w += GROUP) {
-        const Block32 *a[MAX_TILE];
         vi dot[MAX_TILE];
         Part part[MAX_TILE];
+        PIN(w);
         EACH (t, T) {
-            a[t] = (const Block32 *)(const void *)x[t] + b;
+            PIN(a[t]);
             dot[t] = vi_splat(-OFFSET * a[t]->sum);
             part[t] = part_zero();
         }
@@ -37,10 +41,12 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
                 if (SIGNED_CODES) {
                     dot[t] = dot_s8(dot[t], xq_load(&a[t]->quads[v]), low);
                     dot[t] = dot_s8(dot[t], xq_load(&a[t]->quads[v + 4]), high);
+                    PIN(dot[t]);
                     continue;
                 }
                 part[t] = part_dot(part[t], xq_load(&a[t]->quads[v]), low);
                 part[t] = part_dot(part[t], xq_load(&a[t]->quads[v + 4]), high);
+                PIN(part[t]);
                 if (v % FLUSH != FLUSH - 1) continue;
                 dot[t] = part_sum(dot[t], part[t]);
                 part[t] = part_zero();
@@ -52,6 +58,7 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
             vf dx = vf_splat(a[t]->scale), term = vf_mul(vf_mul(d, dx), vf_of_vi(dot[t]));
             if (HAS_MINIMUM) term = vf_add(term, vf_mul(vf_mul(m, dx), vf_splat((float)a[t]->sum)));
             sum[t] = vf_add(sum[t], term);
+            a[t]++;
         }
     }
     EACH (t, T) vf_store(y + (size_t)t * stride, sum[t]);

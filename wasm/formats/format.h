@@ -139,6 +139,25 @@ INLINE void prefetch_group(const uint8_t *group, size_t group_bytes) {
     }
 }
 
+// out[t] = Σ_j number_j sums[t][j], of a block: minimums or scales [count][LANES][2] bytes, and the
+// sums of x that go with them.
+INLINE void numbers_dot(const uint8_t *numbers, const int are_signed, const int count,
+                        const int16_t **sums, const int T, vi *out) {
+    PIN(numbers);
+    EACH (t, T) {
+        PIN(sums[t]);
+        out[t] = vi_zero();
+    }
+    EACH (j, count) {
+        const uint8_t *two = numbers + 2 * LANES * j;
+        vi pairs = are_signed ? pairs_i8(two) : pairs_u8(two);
+        EACH (t, T) {
+            out[t] = pairs_dot(out[t], pairs, sums[t] + 2 * j);
+            PIN(out[t]);
+        }
+    }
+}
+
 // The fifth bits of Q5_0 and Q5_1: from bit c of a u32 to bit v of byte i, c = 4v + i.
 INLINE void transpose_top(const uint8_t *bits, uint8_t *bytes) {
     for (int i = 0; i < 4; i++) {

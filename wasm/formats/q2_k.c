@@ -54,18 +54,25 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
             }
             EACH (half, 2) {
                 Part part[4][MAX_TILE];
+                const uint8_t *bits = w + BITS + 4 * LANES * (8 * h + 4 * half);
+                const Quad *quads[MAX_TILE];
+                PIN(bits);
+                EACH (t, T) {
+                    quads[t] = a[t]->quads + (32 * h + 4 * half);
+                    PIN(quads[t]);
+                }
                 EACH (s, 4)
                     EACH (t, T) part[s][t] = part_zero();
                 EACH (i, 4) {
-                    const int v = 4 * half + i;
-                    vi four = vi_load(w + BITS + 4 * LANES * (8 * h + v));
+                    vi four = vi_load(bits + 4 * LANES * i);
                     vi q[4] = {vi_and_bytes(four, 3), vi_and_bytes(vi_shr16(four, 2), 3),
                                vi_and_bytes(vi_shr16(four, 4), 3),
                                vi_and_bytes(vi_shr16(four, 6), 3)};
                     EACH (s, 4)
-                        EACH (t, T)
-                            part[s][t] = part_dot(part[s][t],
-                                                  xq_load(&a[t]->quads[32 * h + 8 * s + v]), q[s]);
+                        EACH (t, T) {
+                            part[s][t] = part_dot(part[s][t], xq_load(quads[t] + 8 * s + i), q[s]);
+                            PIN(part[s][t]);
+                        }
                 }
                 EACH (s, 4) {
                     Scale scale = half ? scale_odd(scales[s]) : scale_even(scales[s]);

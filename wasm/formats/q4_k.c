@@ -67,31 +67,42 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
     EACH (t, T) sum[t] = vf_zero();
     for (size_t b = 0; b < num_blocks; b++, w += GROUP) {
         const Block256 *a[MAX_TILE];
-        vi dot[MAX_TILE], mins[MAX_TILE];
+        vi dot[MAX_TILE];
         EACH (t, T) {
             a[t] = (const Block256 *)(const void *)x[t] + b;
-            dot[t] = mins[t] = vi_zero();
+            dot[t] = vi_zero();
         }
         EACH_ROLLED (j, 4) {
             Part low[MAX_TILE], high[MAX_TILE]; // 8 steps of 2 * 15 * 127 stay within i16
-            EACH (t, T) low[t] = high[t] = part_zero();
+            const uint8_t *nibbles = w + NIBBLES + 32 * LANES * j;
+            const Quad *quads[MAX_TILE];
+            PIN(nibbles);
+            EACH (t, T) {
+                low[t] = high[t] = part_zero();
+                quads[t] = a[t]->quads + 16 * j;
+                PIN(quads[t]);
+            }
             EACH (v, 8) {
-                vi q = vi_load(w + NIBBLES + 4 * LANES * (8 * j + v)), ql = low_nibbles(q),
-                   qh = high_nibbles(q);
+                vi q = vi_load(nibbles + 4 * LANES * v), ql = low_nibbles(q), qh = high_nibbles(q);
                 EACH (t, T) {
-                    low[t] = part_dot(low[t], xq_load(&a[t]->quads[16 * j + v]), ql);
-                    high[t] = part_dot(high[t], xq_load(&a[t]->quads[16 * j + 8 + v]), qh);
+                    low[t] = part_dot(low[t], xq_load(quads[t] + v), ql);
+                    high[t] = part_dot(high[t], xq_load(quads[t] + 8 + v), qh);
+                    PIN(low[t]);
+                    PIN(high[t]);
                 }
             }
-            vi scales = pairs_u8(w + SCALES + 2 * LANES * j),
-               minimums = pairs_u8(w + MINIMUMS + 2 * LANES * j);
+            vi scales = pairs_u8(w + SCALES + 2 * LANES * j);
             EACH (t, T) {
                 dot[t] = part_scaled(dot[t], low[t], scale_even(scales));
                 dot[t] = part_scaled(dot[t], high[t], scale_odd(scales));
-                mins[t] = pairs_dot(mins[t], minimums, &a[t]->sums32[2 * j]);
+                PIN(dot[t]);
             }
         }
         prefetch_group(w, GROUP);
+        vi mins[MAX_TILE];
+        const int16_t *sums[MAX_TILE];
+        EACH (t, T) sums[t] = a[t]->sums32;
+        numbers_dot(w + MINIMUMS, 0, 4, sums, T, mins);
         vf d = vf_of_f16(w), dmin = vf_of_f16(w + 2 * LANES);
         EACH (t, T) {
             vf dx = vf_splat(a[t]->scale);

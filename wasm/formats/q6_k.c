@@ -53,29 +53,39 @@ static void pack_block(const uint8_t *block, size_t lane, uint8_t *group) {
 #else
 enum { SCALES = 2 * LANES, BITS = 18 * LANES, GROUP = 210 * LANES };
 
-// Adds scale * (q . x) of 4 * PART_STEPS_U6 columns of each quarter: 2 steps of 2 * 63 * 127 stay
-// within i16.
-INLINE void quarters(const uint8_t *w, int h, int first, const Block256 *const *a, const int T,
-                     const Scale *scale, vi *dot) {
-    Part part[4][MAX_TILE];
-    EACH (g, 4)
-        EACH (t, T) part[g][t] = part_zero();
-    EACH (i, PART_STEPS_U6) {
-        const int v = first + i;
-        const uint8_t *p = w + BITS + 12 * LANES * (8 * h + v);
-        vi a0 = vi_load(p), a1 = vi_load(p + 4 * LANES), top = vi_load(p + 8 * LANES);
-        vi q[4] = {
-            vi_or(low_nibbles(a0), vi_and_bytes(vi_shl16(top, 4), 0x30)),
-            vi_or(low_nibbles(a1), vi_and_bytes(vi_shl16(top, 2), 0x30)),
-            vi_or(high_nibbles(a0), vi_and_bytes(top, 0x30)),
-            vi_or(high_nibbles(a1), vi_and_bytes(vi_shr16(top, 2), 0x30)),
-        };
-        EACH (g, 4)
-            EACH (t, T)
-                part[g][t] = part_dot(part[g][t], xq_load(&a[t]->quads[32 * h + 8 * g + v]), q[g]);
+// Adds scale * (q . x) of 4 * PART_STEPS_U6 columns of quarters `first_quarter` and two further: they
+// share a byte, and four quarters of four tokens would need more registers than there are. 2 steps
+// of 2 * 63 * 127 stay within i16.
+INLINE void two_quarters(const uint8_t *w, int h, int first, const int first_quarter,
+                         const Block256 *const *a, const int T, const Scale *scale, vi *dot) {
+    const uint8_t *bits = w + BITS + 12 * LANES * (8 * h + first);
+    const Quad *quads[MAX_TILE];
+    Part low[MAX_TILE], high[MAX_TILE];
+    PIN(bits);
+    EACH (t, T) {
+        quads[t] = a[t]->quads + (32 * h + 8 * first_quarter + first);
+        PIN(quads[t]);
+        low[t] = high[t] = part_zero();
     }
-    EACH (g, 4)
-        EACH (t, T) dot[t] = part_scaled(dot[t], part[g][t], scale[g]);
+    EACH (i, PART_STEPS_U6) {
+        const uint8_t *p = bits + 12 * LANES * i;
+        vi both = vi_load(p + 4 * LANES * first_quarter), top = vi_load(p + 8 * LANES);
+        vi top_low = first_quarter ? vi_shl16(top, 2) : vi_shl16(top, 4),
+           top_high = first_quarter ? vi_shr16(top, 2) : top;
+        vi q_low = vi_or(low_nibbles(both), vi_and_bytes(top_low, 0x30)),
+           q_high = vi_or(high_nibbles(both), vi_and_bytes(top_high, 0x30));
+        EACH (t, T) {
+            low[t] = part_dot(low[t], xq_load(quads[t] + i), q_low);
+            high[t] = part_dot(high[t], xq_load(quads[t] + 16 + i), q_high);
+            PIN(low[t]);
+            PIN(high[t]);
+        }
+    }
+    EACH (t, T) {
+        dot[t] = part_scaled(dot[t], low[t], scale[first_quarter]);
+        dot[t] = part_scaled(dot[t], high[t], scale[first_quarter + 2]);
+        PIN(dot[t]);
+    }
 }
 
 INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, const int T,
@@ -87,7 +97,7 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
         vi dot[MAX_TILE], offset[MAX_TILE];
         EACH (t, T) {
             a[t] = (const Block256 *)(const void *)x[t] + b;
-            dot[t] = offset[t] = vi_zero();
+            dot[t] = vi_zero();
         }
         EACH_ROLLED (h, 2) {
             Scale even[4], odd[4];
@@ -95,13 +105,18 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
                 vi scales = pairs_i8(w + SCALES + 2 * LANES * (4 * h + g));
                 even[g] = scale_even(scales);
                 odd[g] = scale_odd(scales);
-                EACH (t, T) offset[t] = pairs_dot(offset[t], scales, &a[t]->sums16[8 * h + 2 * g]);
             }
-            EACH_ROLLED (i, 4 / PART_STEPS_U6) quarters(w, h, PART_STEPS_U6 * i, a, T, even, dot);
-            EACH_ROLLED (i, 4 / PART_STEPS_U6)
-                quarters(w, h, 4 + PART_STEPS_U6 * i, a, T, odd, dot);
+            EACH (g, 2) {
+                EACH_ROLLED (i, 4 / PART_STEPS_U6)
+                    two_quarters(w, h, PART_STEPS_U6 * i, g, a, T, even, dot);
+                EACH_ROLLED (i, 4 / PART_STEPS_U6)
+                    two_quarters(w, h, 4 + PART_STEPS_U6 * i, g, a, T, odd, dot);
+            }
         }
         prefetch_group(w, GROUP);
+        const int16_t *sums[MAX_TILE];
+        EACH (t, T) sums[t] = a[t]->sums16;
+        numbers_dot(w + SCALES, 1, 8, sums, T, offset);
         vf d = vf_of_f16(w);
         EACH (t, T) {
             vi exact = vi_sub(dot[t], vi_shl32(offset[t], 5));

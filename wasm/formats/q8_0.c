@@ -34,21 +34,31 @@ enum { GROUP = BYTES * LANES, Q = 2 * LANES };
 INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, const int T,
                  float *y, size_t stride) {
     vf sum[MAX_TILE];
-    EACH (t, T) sum[t] = vf_zero();
+    const Block32 *a[MAX_TILE];
+    EACH (t, T) {
+        sum[t] = vf_zero();
+        a[t] = (const Block32 *)(const void *)x[t];
+    }
     for (size_t b = 0; b < num_blocks; b++, w += GROUP) {
-        vi dot[MAX_TILE];
-        EACH (t, T) dot[t] = vi_zero();
+        Signed dot[MAX_TILE];
+        PIN(w);
+        EACH (t, T) {
+            PIN(a[t]);
+            dot[t] = signed_zero();
+        }
         EACH (v, 8) {
             vi q = vi_load(w + Q + 4 * LANES * v);
-            EACH (t, T)
-                dot[t] =
-                    dot_s8(dot[t], xq_load(&((const Block32 *)(const void *)x[t])[b].quads[v]), q);
+            EACH (t, T) {
+                dot[t] = signed_dot(dot[t], xq_load(&a[t]->quads[v]), q);
+                PIN_SIGNED(dot[t]);
+            }
         }
         prefetch_group(w, GROUP);
         vf d = vf_of_f16(w);
         EACH (t, T) {
-            vf dx = vf_splat(((const Block32 *)(const void *)x[t])[b].scale);
-            sum[t] = vf_add(sum[t], vf_mul(vf_mul(d, dx), vf_of_vi(dot[t])));
+            vf dx = vf_splat(a[t]->scale);
+            sum[t] = vf_add(sum[t], vf_mul(vf_mul(d, dx), vf_of_vi(signed_sum(dot[t]))));
+            a[t]++;
         }
     }
     EACH (t, T) vf_store(y + (size_t)t * stride, sum[t]);

@@ -1,8 +1,10 @@
 // wasm SIMD128: plain, or with one of the two relaxed products (-DEXPERT_RELAXED=16 or 32).
 //
-// A relaxed product may do as it likes where the weight byte is not 0..127 or the activation is -128,
-// and gives the one exact answer everywhere else. So part_dot(), whose weights are 0..127, uses it, and
-// dot_s8() never does: its weights may be -128. Of the two, 16 is pmaddubsw on x86 and 32 is sdot on arm.
+// A relaxed product takes i8 by 0..127, and gives the one exact answer there: two products of i16 or
+// four of i32 cannot overflow. Where the second byte is not 0..127 it may do as it likes. Weights of
+// part_dot() are 0..127. Those of dot_s8() may be -128, so there x is the second byte: its positive
+// part and its negative part, one product each (build 32; in build 16 plain products are as fast).
+// Of the two, 16 is pmaddubsw on x86 and 32 is sdot on arm, vpdpbusd on x86 that has it.
 #include <wasm_simd128.h>
 #if !defined(EXPERT_RELAXED)
 #define BUILD_NAME "wasm-plain"
@@ -17,13 +19,37 @@ enum { LANES = 4, PART_STEPS_U6 = 2 }; // Part, Scale: i16 pairs; a scale stands
 enum { LANES = 4, PART_STEPS_U6 = 4 };
 #endif
 typedef v128_t vi, vf, Part, Scale;
+#if defined(EXPERT_RELAXED) && EXPERT_RELAXED == 32
+typedef struct {
+    v128_t bytes, above, below; // x0 x1 x2 x3 in every lane: x, max(x, 0), max(-x, 0)
+} xq;
+#else
 typedef struct {
     v128_t even, odd; // i16 pairs (x0, x2) and (x1, x3) in every lane
     v128_t bytes;     // relaxed: x0 x1 x2 x3 in every lane
 } xq;
+#endif
 typedef struct {
     v128_t lo, hi;
 } f8;
+#if defined(EXPERT_RELAXED) && EXPERT_RELAXED == 32
+typedef struct {
+    int8_t bytes[4], above[4], below[4];
+} Quad;
+INLINE Quad quad_of(const int8_t *x) {
+    Quad quad;
+    for (int i = 0; i < 4; i++) {
+        quad.bytes[i] = x[i];
+        quad.above[i] = x[i] > 0 ? x[i] : 0;
+        quad.below[i] = x[i] < 0 ? (int8_t)-x[i] : 0;
+    }
+    return quad;
+}
+INLINE xq xq_load(const Quad *q) {
+    return (xq){wasm_v128_load32_splat(q->bytes), wasm_v128_load32_splat(q->above),
+                wasm_v128_load32_splat(q->below)};
+}
+#else
 typedef struct {
     int16_t v[4]; // x0 x2 x1 x3
 #if defined(EXPERT_RELAXED)
@@ -36,6 +62,15 @@ INLINE Quad quad_of(const int8_t *x) {
 }
 #else
 INLINE Quad quad_of(const int8_t *x) { return (Quad){{x[0], x[2], x[1], x[3]}}; }
+#endif
+INLINE xq xq_load(const Quad *q) {
+#if defined(EXPERT_RELAXED)
+    const v128_t bytes = wasm_v128_load32_splat(q->bytes);
+#else
+    const v128_t bytes = wasm_i32x4_const_splat(0);
+#endif
+    return (xq){wasm_v128_load32_splat(q), wasm_v128_load32_splat(q->v + 2), bytes};
+}
 #endif
 
 INLINE vi vi_zero(void) { return wasm_i32x4_const_splat(0); }
@@ -57,19 +92,30 @@ INLINE vi vi_and_bytes(vi a, uint8_t mask) {
 #define vi_shl16(a, n) wasm_i16x8_shl(a, n)
 #define vi_shr16(a, n) wasm_u16x8_shr(a, n)
 #define vi_shl32(a, n) wasm_i32x4_shl(a, n)
-INLINE xq xq_load(const Quad *q) {
-#if defined(EXPERT_RELAXED)
-    const v128_t bytes = wasm_v128_load32_splat(q->bytes);
-#else
-    const v128_t bytes = wasm_i32x4_const_splat(0);
-#endif
-    return (xq){wasm_v128_load32_splat(q), wasm_v128_load32_splat(q->v + 2), bytes};
+#if defined(EXPERT_RELAXED) && EXPERT_RELAXED == 32
+#define SIGNED_IS_TWO_SUMS
+typedef struct {
+    v128_t above, below; // w . max(x, 0) and w . max(-x, 0)
+} Signed;
+INLINE Signed signed_zero(void) { return (Signed){vi_zero(), vi_zero()}; }
+INLINE Signed signed_dot(Signed sum, xq x, vi w) {
+    return (Signed){wasm_i32x4_relaxed_dot_i8x16_i7x16_add(w, x.above, sum.above),
+                    wasm_i32x4_relaxed_dot_i8x16_i7x16_add(w, x.below, sum.below)};
 }
+INLINE vi signed_sum(Signed sum) { return vi_sub(sum.above, sum.below); }
+#define PIN_SIGNED(sum)                                                                            \
+    PIN((sum).above);                                                                              \
+    PIN((sum).below)
+INLINE vi dot_s8(vi acc, xq x, vi w) {
+    return vi_add(acc, signed_sum(signed_dot(signed_zero(), x, w)));
+}
+#else
 INLINE vi dot_s8(vi acc, xq x, vi w) {
     vi even = wasm_i16x8_shr(wasm_i16x8_shl(w, 8), 8), odd = wasm_i16x8_shr(w, 8);
     return vi_add(acc,
                   vi_add(wasm_i32x4_dot_i16x8(even, x.even), wasm_i32x4_dot_i16x8(odd, x.odd)));
 }
+#endif
 INLINE vi sub_dot(vi sub, xq x, vi w, Scale s) {
     (void)s;
     return dot_s8(sub, x, w);
@@ -129,9 +175,10 @@ INLINE vf f16_lanes(v128_t wide) { // four f16 in the low halves of i32 lanes
 INLINE vf vf_of_f16(const void *p) { return f16_lanes(wasm_u32x4_load16x4(p)); }
 INLINE vf vf_of_e8m0(const void *p) {
     vi e = wasm_u32x4_extend_low_u16x8(wasm_u16x8_extend_low_u8x16(wasm_v128_load32_zero(p)));
-    vi first = wasm_u32x4_shr(e, 1), second = vi_sub(e, first), bias = wasm_i32x4_const_splat(63);
-    return vf_mul(wasm_i32x4_shl(vi_add(first, bias), 23),
-                  wasm_i32x4_shl(vi_add(second, bias), 23));
+    const vi minus_one = wasm_i32x4_const_splat(-1);
+    // the exponent's bits for e > 1; below, where that is 0 or less, the bit of a subnormal
+    return wasm_i32x4_max(wasm_i32x4_shl(vi_add(e, minus_one), 23),
+                          wasm_i32x4_shl(vi_sub(e, minus_one), 21));
 }
 INLINE f8 f8_zero(void) { return (f8){vf_zero(), vf_zero()}; }
 INLINE f8 f8_load(const void *p) {
