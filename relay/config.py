@@ -47,6 +47,7 @@ class Config:
     stall_s: float = setting(30.0, "how long a receiver may take nothing before it is dropped", "s")
     ping_interval_s: float = setting(10.0, "time between signs of life", "s")
     resume_s: float = setting(15.0, "how long a node whose connection broke keeps its place", "s")
+    resume_places: int = setting(1024, "places kept for such nodes at once; the oldest is given up first")
     slice_wait_s: float = setting(10.0, "how long a GET waits for a slice the backbone must deliver", "s")
     slice_waiters: int = setting(1024, "GETs that may wait for slices at once")
     drain_s: float = setting(5.0, "how long calls may finish when the relay stops", "s")

@@ -79,7 +79,7 @@ class Hub:
         self._connections: dict[int, Connection] = {}
         self._by_id: dict[str, Connection] = {}  # greeted ones
         self._by_session_token: dict[str, Connection] = {}
-        self._away: dict[str, Away] = {}  # by id
+        self._away: dict[str, Away] = {}  # by id, oldest first; `config.resume_places` at most
         self._paths: dict[int, dict[int, tuple[PathState, float]]] = {}  # backbone -> node -> said, when
         self._sealed: dict[int, bool] = {}  # node -> whether the last frame for it came sealed
         self._next_handle = 1
@@ -313,9 +313,13 @@ class Hub:
         self._sealed.pop(connection.handle, None)
         is_backbone = connection.handle in self.pool.backbones
         end = connection.session.closed
-        broken = end is not None and end.code in BROKEN and self.config.resume_s > 0
+        kept = self.config.resume_s > 0 and self.config.resume_places > 0
+        broken = kept and end is not None and end.code in BROKEN
         if hello is not None and broken and self.pool.park(connection.handle):
             until = monotonic() + self.config.resume_s
+            self._away.pop(hello.id, None)  # it is the newest now
+            while len(self._away) >= self.config.resume_places:
+                self._give_up(next(iter(self._away)))
             self._away[hello.id] = Away(hello.secret, connection.resume_token, until)
         else:
             self.pool.remove(connection.handle)
@@ -391,10 +395,13 @@ class Hub:
     def _expire(self, now: float) -> None:
         """Give the places of nodes that did not come back to others."""
         for node_id in [node_id for node_id, away in self._away.items() if now >= away.until]:
-            del self._away[node_id]
-            self.pool.expire(node_id)
+            self._give_up(node_id)
         if self.pool.unsettled:
             self._settle_soon()
+
+    def _give_up(self, node_id: str) -> None:
+        del self._away[node_id]
+        self.pool.expire(node_id)
 
     def _tick(self, connection: Connection, now: float) -> None:
         session = connection.session

@@ -10,7 +10,7 @@ slices are not given to others, so that a phone that changes networks costs nobo
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relay.pool.inventory import BackboneRecord, Catalogue, NodeRecord
 from relay.pool.pairing import Candidate, pair
@@ -83,7 +83,10 @@ class Pool:
         self._placement_changed = True
 
     def park(self, handle: int) -> bool:
-        """A node's session broke: keep its place if it has one. The caller ends that with `expire`."""
+        """
+        A node's session broke: keep its place if it has one. The caller ends that with `expire`, and says how
+        many are kept. Of what the node said it holds only what somebody serves is remembered.
+        """
         node = self.nodes.get(handle)
         if node is None or node.backbone is None:
             return False
@@ -92,6 +95,9 @@ class Pool:
         backbone.nodes.discard(handle)
         node.former = backbone.backbone_id
         node.backbone, node.epoch, node.ready = None, 0, frozenset()
+        node.offer = replace(node.offer, inventory=())
+        served = [record.catalogue.units for record in self.backbones.values()]
+        node.inventory = frozenset(s for s in node.inventory if any(s in units for units in served))
         self.away[node.node_id] = node
         self._peers_changed = True
         return True

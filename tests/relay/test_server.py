@@ -205,6 +205,28 @@ def test_place_is_kept_for_a_time_and_not_for_who_says_goodbye() -> None:
     run(test)
 
 
+def test_places_are_bounded_and_the_oldest_is_given_up_first() -> None:
+    async def test() -> None:
+        config = replace(CONFIG, resume_places=2)
+        async with RelayServer(config) as relay, Backbone(relay) as backbone:
+            await backbone.register()
+            nodes = [await serving(relay, number) for number in range(1, 5)]
+            await backbone.nodes(4)
+            tokens = [relay.hub._by_id[node.hello.id].resume_token for node in nodes]
+            for left, node in enumerate(nodes):
+                await node.stop()
+                await backbone.nodes(3 - left)
+            kept = [node.hello.id[:8] for node in nodes[2:]]
+            assert relay.hub.status()["away"] == kept
+            assert list(relay.hub.pool.away) == [node.hello.id for node in nodes[2:]]
+            for number, token, resumed in ((1, tokens[0], False), (4, tokens[3], True)):
+                async with Node(relay, number, resume=True, resume_token=token) as again:
+                    assert (await again.expect(Welcome)).resumed is resumed
+            assert relay.hub.status()["away"] == kept, "who says goodbye before it offers took no place"
+
+    run(test)
+
+
 def test_ghost_learns_that_it_was_replaced() -> None:
     async def test() -> None:
         async with RelayServer(CONFIG) as relay, Node(relay) as ghost:

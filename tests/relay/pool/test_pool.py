@@ -215,6 +215,17 @@ def test_place_of_a_node_that_does_not_come_back_goes_to_others() -> None:
     assert held(second[3]) | held(third[4]) == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
+def test_of_a_node_that_is_away_only_what_somebody_serves_is_remembered() -> None:
+    pool = Pool()
+    told = halves(pool)
+    held_here = tuple(i for layer in told[2].layers for i in layer.experts.values())
+    pool.offer(2, "n1", offer(20, held_here + tuple(f"{number:064x}" for number in range(1000))))
+    pool.settle()
+    assert pool.park(2)
+    kept = pool.away["n1"]
+    assert kept.inventory == set(held_here) and kept.offer.inventory == ()
+
+
 def test_node_that_was_never_given_anything_has_no_place_to_keep() -> None:
     pool = Pool()
     pool.offer(2, "n1", offer())
