@@ -30,7 +30,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -57,6 +57,8 @@ QUICK = {"warm": 8, "idle": 3, "first": 1}
 BULK_MB, BULK_RTT_MS, BULK_RATE_MBIT = 20, 30.0, 100.0
 ENDS = Path(__file__).with_name("paths_ends.py")
 REAL_TIME = ("chrt", "--rr", "5")
+
+type Beside = tuple[Callable[[Lab, Path], None], Callable[[Path], None]]
 
 
 @contextlib.contextmanager
@@ -110,9 +112,10 @@ def start_far_end(lab: Lab, peer: str, folder: Path, sealed: bool) -> None:
 
 def in_lab(
     rtt_ms: float, loss_pct: float, peer: str, numbers: dict[str, int], *, far_defaults: bool = False,
-    rate_mbit: float = 0.0, sealed: bool = False,
+    rate_mbit: float = 0.0, sealed: bool = False, beside: Beside | None = None,
 ) -> tuple[list[dict[str, Any]], float]:  # fmt: skip
-    """Run one configuration; gives what the backbone's end measured, and the ping in ms."""
+    """Run one configuration; gives what the backbone's end measured, and the ping in ms. beside: what starts
+    before the messages, and what is then done before everything goes."""
     with (
         TemporaryDirectory(prefix="bench-paths-", ignore_cleanup_errors=True) as name,
         path(rtt_ms, loss_pct, rate_mbit, far_defaults) as lab,
@@ -135,6 +138,8 @@ def in_lab(
             **numbers,
         }
         try:
+            if beside is not None:
+                beside[0](lab, folder)
             with kept(task["relay_box"].removesuffix("relay")):
                 said = lab.run(
                     "hA", *REAL_TIME, sys.executable, str(ENDS), "end", json.dumps(task), timeout_s=900.0
@@ -143,6 +148,8 @@ def in_lab(
             for log in ("relay.log", "node.log"):
                 exc.add_note(f"--- {log}\n{(folder / log).read_text()[-1500:]}")
             raise
+        if beside is not None:
+            beside[1](folder)
         return json.loads(said.splitlines()[-1]), path_ms
 
 
