@@ -16,6 +16,7 @@
 DEFINE_ROWS_UNPACKED(rows)
 #else
 enum { GROUP = BYTES * LANES, NIBBLES = (BYTES - 16) * LANES };
+enum { PART_IS_I32 = PART_STEPS_U6 == 4 }; // and need not be emptied before the end
 
 INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, const int T,
                  float *y, size_t stride) {
@@ -31,7 +32,7 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
         PIN(w);
         EACH (t, T) {
             PIN(a[t]);
-            dot[t] = vi_splat(-OFFSET * a[t]->sum);
+            dot[t] = vi_zero();
             part[t] = part_zero();
         }
         EACH (v, 4) {
@@ -40,14 +41,14 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
             EACH (t, T) {
                 if (SIGNED_CODES) {
                     dot[t] = dot_s8(dot[t], xq_load(&a[t]->quads[v]), low);
-                    dot[t] = dot_s8(dot[t], xq_load(&a[t]->quads[v + 4]), high);
+                    dot[t] = dot_s8(dot[t], xq_load(a[t]->quads + 4 + v), high);
                     PIN(dot[t]);
                     continue;
                 }
                 part[t] = part_dot(part[t], xq_load(&a[t]->quads[v]), low);
-                part[t] = part_dot(part[t], xq_load(&a[t]->quads[v + 4]), high);
+                part[t] = part_dot(part[t], xq_load(a[t]->quads + 4 + v), high);
                 PIN(part[t]);
-                if (v % FLUSH != FLUSH - 1) continue;
+                if (v != 3 && (PART_IS_I32 || v % FLUSH != FLUSH - 1)) continue;
                 dot[t] = part_sum(dot[t], part[t]);
                 part[t] = part_zero();
             }
@@ -55,7 +56,8 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
         prefetch_group(w, GROUP);
         vf d = scale(w), m = HAS_MINIMUM ? vf_of_f16(w + 2 * LANES) : vf_zero();
         EACH (t, T) {
-            vf dx = vf_splat(a[t]->scale), term = vf_mul(vf_mul(d, dx), vf_of_vi(dot[t]));
+            vi exact = vi_add(dot[t], vi_splat(-OFFSET * a[t]->sum));
+            vf dx = vf_splat(a[t]->scale), term = vf_mul(vf_mul(d, dx), vf_of_vi(exact));
             if (HAS_MINIMUM) term = vf_add(term, vf_mul(vf_mul(m, dx), vf_splat((float)a[t]->sum)));
             sum[t] = vf_add(sum[t], term);
             a[t]++;

@@ -53,25 +53,25 @@ static void pack_block(const uint8_t *block, size_t lane, uint8_t *group) {
 #else
 enum { SCALES = 2 * LANES, BITS = 18 * LANES, GROUP = 210 * LANES };
 
-// Adds scale * (q . x) of 4 * PART_STEPS_U6 columns of quarters `first_quarter` and two further: they
-// share a byte, and four quarters of four tokens would need more registers than there are. 2 steps
-// of 2 * 63 * 127 stay within i16.
-INLINE void two_quarters(const uint8_t *w, int h, int first, const int first_quarter,
-                         const Block256 *const *a, const int T, const Scale *scale, vi *dot) {
+// Adds scale * (q . x) of 4 * PART_STEPS_U6 columns of quarters g and g + 2: they share a byte, and
+// four quarters of four tokens would need more registers than there are. `odd`: of the second 16
+// columns of each. 2 steps of 2 * 63 * 127 stay within i16.
+INLINE void two_quarters(const uint8_t *w, int h, int step, const int odd, const int g,
+                         const Block256 *const *a, const int T, vi *dot) {
+    const int first = 4 * odd + step;
     const uint8_t *bits = w + BITS + 12 * LANES * (8 * h + first);
     const Quad *quads[MAX_TILE];
     Part low[MAX_TILE], high[MAX_TILE];
     PIN(bits);
     EACH (t, T) {
-        quads[t] = a[t]->quads + (32 * h + 8 * first_quarter + first);
+        quads[t] = a[t]->quads + (32 * h + 8 * g + first);
         PIN(quads[t]);
         low[t] = high[t] = part_zero();
     }
     EACH (i, PART_STEPS_U6) {
         const uint8_t *p = bits + 12 * LANES * i;
-        vi both = vi_load(p + 4 * LANES * first_quarter), top = vi_load(p + 8 * LANES);
-        vi top_low = first_quarter ? vi_shl16(top, 2) : vi_shl16(top, 4),
-           top_high = first_quarter ? vi_shr16(top, 2) : top;
+        vi both = vi_load(p + 4 * LANES * g), top = vi_load(p + 8 * LANES);
+        vi top_low = g ? vi_shl16(top, 2) : vi_shl16(top, 4), top_high = g ? vi_shr16(top, 2) : top;
         vi q_low = vi_or(low_nibbles(both), vi_and_bytes(top_low, 0x30)),
            q_high = vi_or(high_nibbles(both), vi_and_bytes(top_high, 0x30));
         EACH (t, T) {
@@ -81,9 +81,13 @@ INLINE void two_quarters(const uint8_t *w, int h, int first, const int first_qua
             PIN(high[t]);
         }
     }
+    vi pairs = pairs_i8(w + SCALES + 2 * LANES * (4 * h + g)),
+       pairs2 = pairs_i8(w + SCALES + 2 * LANES * (4 * h + g + 2));
+    Scale scale = odd ? scale_odd(pairs) : scale_even(pairs),
+          scale2 = odd ? scale_odd(pairs2) : scale_even(pairs2);
     EACH (t, T) {
-        dot[t] = part_scaled(dot[t], low[t], scale[first_quarter]);
-        dot[t] = part_scaled(dot[t], high[t], scale[first_quarter + 2]);
+        dot[t] = part_scaled(dot[t], low[t], scale);
+        dot[t] = part_scaled(dot[t], high[t], scale2);
         PIN(dot[t]);
     }
 }
@@ -100,18 +104,10 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
             dot[t] = vi_zero();
         }
         EACH_ROLLED (h, 2) {
-            Scale even[4], odd[4];
-            EACH (g, 4) {
-                vi scales = pairs_i8(w + SCALES + 2 * LANES * (4 * h + g));
-                even[g] = scale_even(scales);
-                odd[g] = scale_odd(scales);
-            }
-            EACH (g, 2) {
-                EACH_ROLLED (i, 4 / PART_STEPS_U6)
-                    two_quarters(w, h, PART_STEPS_U6 * i, g, a, T, even, dot);
-                EACH_ROLLED (i, 4 / PART_STEPS_U6)
-                    two_quarters(w, h, 4 + PART_STEPS_U6 * i, g, a, T, odd, dot);
-            }
+            EACH (g, 2)
+                EACH (odd, 2)
+                    EACH_ROLLED (i, 4 / PART_STEPS_U6)
+                        two_quarters(w, h, PART_STEPS_U6 * i, odd, g, a, T, dot);
         }
         prefetch_group(w, GROUP);
         const int16_t *sums[MAX_TILE];
