@@ -3,4 +3,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/node-path.sh "${1:-.venv}"
-exec node --test --test-reporter=spec node-web/test/*.test.js
+exec node --test --test-timeout=120000 --test-reporter=spec node-web/test/*.test.js
