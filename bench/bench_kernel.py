@@ -11,6 +11,12 @@ kernels, where its sources are (`--llama-cpp FOLDER`, see wasm_rows.py). `wasm-r
 two relaxed builds, `chromium` the build that a page chooses for the format. One native thread is timed by its
 CPU time, one worker by itself; two share the pool, each with its half, and are timed by the clock on the
 wall. Then comes how soon a kernel could serve, and a call of the demo model, where overhead is all.
+
+`vs_native` compares with the native build named first: by default the best for this CPU; with `--builds
+sse41,...` the one whose registers are as wide as those of wasm. All pools are equally large (`--pool-mb`).
+With `--cached` one small expert is computed again and again, less what a smaller one takes, so that neither
+memory nor what a call costs is in the figure: arithmetic alone. `--small-pages` denies the native kernel the
+pages of 2 MB, which the memory of wasm does not have either (Linux).
 """
 
 import argparse
@@ -37,8 +43,8 @@ from relay.wire.tensors import Grid, XEncoding, encode_x, row_exponents
 
 ORACLES = Path(__file__).parents[1] / "tests/oracles/node_modules/@node-llama-cpp/linux-x64/bins/linux-x64"
 HIDDEN_DIM, EXPERT_DIM, EXPERTS_A_CALL = 2048, 768, 8
-POOL_BYTES = 192 << 20
-WASM_POOL_BYTES = POOL_BYTES // 3  # larger than caches of a core, and walked often enough in a short time
+CACHED_DIMS = ((512, 256), (256, 256))  # the second is taken off the first
+PR_SET_THP_DISABLE = 41  # linux/prctl.h
 DEMO = Formula(hidden_dim=576, expert_dim=192, gate_type=8, up_type=8, down_type=8)
 ENCODINGS = {1: XEncoding.F32, 32: XEncoding.Q8A32, 64: XEncoding.Q8A32, 256: XEncoding.Q8A256}
 WASM_BUILDS = ("wasm-plain", "wasm-relaxed", "chromium", "llamacpp-wasm")
@@ -111,11 +117,29 @@ def walk(kernel: NativeKernel, formula: Formula, num_tokens: int) -> Callable[[l
     return call
 
 
+def cached_rows(kernel: NativeKernel, ggml_type: int, options: argparse.Namespace) -> list[Row]:
+    """Time one expert that stays in the caches of the core."""
+    found: list[Row] = []
+    for num_tokens in options.rows:
+        size_bytes, spent_s = 0, 0.0
+        for (hidden_dim, expert_dim), sign in zip(CACHED_DIMS, (1, -1), strict=True):
+            formula = Formula(hidden_dim, expert_dim, ggml_type, ggml_type, ggml_type)
+            pool = [kernel.pack(formula, random_slice(formula, 0))] * EXPERTS_A_CALL
+            timed = walk(kernel, formula, num_tokens)
+            spent_s += sign * best_s(lambda timed=timed, pool=pool: timed(pool), options.seconds, thread_time)  # type: ignore[misc]
+            size_bytes += sign * formula.slice_bytes * EXPERTS_A_CALL
+        variant = kernel.build.removeprefix("native-")
+        found.append(row("native", ggml_type, num_tokens, 1, size_bytes, spent_s, variant=variant))
+    return found
+
+
 def native_rows(build: str, ggml_type: int, options: argparse.Namespace) -> list[Row]:
     kernel = NativeKernel(build)
+    if options.cached:
+        return cached_rows(kernel, ggml_type, options)
     formula = Formula(HIDDEN_DIM, EXPERT_DIM, ggml_type, ggml_type, ggml_type)
     slices = [random_slice(formula, seed) for seed in range(2)]
-    count = max(POOL_BYTES // formula.slice_bytes // (2 * EXPERTS_A_CALL), 1) * 2 * EXPERTS_A_CALL
+    count = max(options.pool_bytes // formula.slice_bytes // (2 * EXPERTS_A_CALL), 1) * 2 * EXPERTS_A_CALL
     kernel.pack(formula, slices[0])  # runs the known answers of the format
     started = thread_time()
     pool = [kernel.pack(formula, slices[i % 2]) for i in range(count)]
@@ -193,7 +217,7 @@ class Ggml:
             return []
         n = HIDDEN_DIM
         row_bytes = self.base.ggml_row_size(ggml_type, n)
-        count = POOL_BYTES // row_bytes
+        count = options.pool_bytes // row_bytes
         some = np.frombuffer(random_matrix(ggml_type, 2048, n, 0), np.uint8).reshape(2048, -1)
         weights = np.ascontiguousarray(np.resize(some, (count, row_bytes)))
         x_type = int(vec_dot_type or 0) & 0xFFFFFFFF
@@ -232,22 +256,30 @@ class Ggml:
 def wasm_rows(types: list[int], wanted: list[str], options: argparse.Namespace) -> list[Row]:
     """Time the wasm kernels on the same shapes, wherever they can run; say what is left out."""
     shape: Row = dict(
-        hidden_dim=HIDDEN_DIM, expert_dim=EXPERT_DIM, experts_a_call=EXPERTS_A_CALL, types=types,
-        pool_bytes=WASM_POOL_BYTES, seconds=options.seconds, rows=options.rows, threads=options.threads,
+        experts_a_call=EXPERTS_A_CALL, types=types, pool_bytes=options.pool_bytes, same=options.cached,
+        seconds=options.seconds, rows=options.rows, threads=options.threads,
     )  # fmt: skip
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for t in types:
-            (folder / str(t)).write_bytes(random_slice(Formula(HIDDEN_DIM, EXPERT_DIM, t, t, t), 0))
-        in_node = shape | {"kernels": kernel_files(), "folder": name}
-        foreign = {"builds": ["foreign"], "foreign": True}
+
+        def timed(run: Callable[[Row], list[Row]], more: Row) -> list[Row]:
+            runs = []
+            for hidden_dim, expert_dim in CACHED_DIMS if options.cached else [(HIDDEN_DIM, EXPERT_DIM)]:
+                write_slices(folder, (hidden_dim, expert_dim), types)
+                dims = dict(hidden_dim=hidden_dim, expert_dim=expert_dim, folder=name)
+                runs.append(run(shape | more | dims))
+            return less_smaller(*runs) if options.cached else runs[0]
+
+        ours = {"kernels": kernel_files()}
         runs: dict[str, Callable[[], list[Row]]] = {
-            "wasm-plain": lambda: node(in_node | {"builds": ["plain"]}),
-            "wasm-relaxed": lambda: better(node(in_node | {"builds": ["relaxed16", "relaxed32"]})),
-            "chromium": lambda: in_chromium("measure", shape | {"builds": None}, folder),
-            "llamacpp-wasm": lambda: node(
-                in_node | foreign | {"kernels": {"foreign": str(llama_cpp_wasm(options.llama_cpp))}}
+            "wasm-plain": lambda: timed(node, ours | {"builds": ["plain"]}),
+            "wasm-relaxed": lambda: better(timed(node, ours | {"builds": ["relaxed16", "relaxed32"]})),
+            "chromium": lambda: timed(lambda all: in_chromium("measure", all, folder), {"builds": None}),
+            "llamacpp-wasm": lambda: timed(
+                node,
+                {"builds": ["foreign"], "foreign": True}
+                | {"kernels": {"foreign": str(llama_cpp_wasm(options.llama_cpp))}},
             ),
         }
         for build, run in runs.items():
@@ -257,6 +289,29 @@ def wasm_rows(types: list[int], wanted: list[str], options: argparse.Namespace) 
                 found += [row(build=build, **one) for one in run()]
             except LeftOut as exc:
                 print(f"{build} left out: {exc}")
+    return found
+
+
+def write_slices(folder: Path, dims: tuple[int, int], types: list[int]) -> None:
+    for t in types:
+        (folder / str(t)).write_bytes(random_slice(Formula(*dims, t, t, t), 0))
+
+
+def less_smaller(large: list[Row], small: list[Row]) -> list[Row]:
+    """Give what the larger expert takes longer, and how many bytes it has more."""
+
+    def cell(one: Row) -> tuple[int, int]:
+        return one["ggml_type"], one["rows"]
+
+    found = []
+    for one in large:
+        same = [other for other in small if cell(other) == cell(one)]
+        other = next((other for other in same if other["variant"] == one["variant"]), same[0])
+        sizes = [Formula(*dims, *[one["ggml_type"]] * 3).slice_bytes for dims in CACHED_DIMS]
+        spent = [a["spent_s"] / a["size_bytes"] * size for a, size in zip((one, other), sizes, strict=True)]
+        found.append(
+            one | dict(size_bytes=sizes[0] - sizes[1], spent_s=max(spent[0] - spent[1], 1e-9), read_s=0)
+        )
     return found
 
 
@@ -326,12 +381,24 @@ def main() -> None:
         "--llama-cpp", type=Path, default=Path(os.environ.get("LLAMA_CPP_SOURCES", "/nonexistent")),
         help="folder of llama.cpp's sources, for its own wasm kernels",
     )  # fmt: skip
+    parser.add_argument("--pool-mb", type=int, default=192, help="MiB of weights that are walked")
+    parser.add_argument(
+        "--cached", action="store_true", help="one expert that stays in the cache; one thread"
+    )
+    parser.add_argument("--small-pages", action="store_true", help="native: pages of 4 KB")
     options = parser.parse_args()
+    options.pool_bytes = options.pool_mb << 20
+    if options.cached:
+        options.threads, options.pool_bytes = [1], 16 << 20  # so often is the one expert computed
+    if options.small_pages and ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0):
+        parser.error("this system has no prctl to deny large pages")
     names = options.formats.split(",")
     types = [ggml_type for ggml_type, f in FORMATS.items() if f.name in names]
     wanted = options.builds.split(",")
     if "wasm" in wanted:
         wanted += [*WASM_BUILDS, "start-up", "calls"]
+    if options.cached:  # the foreign dot products have no experts
+        wanted = [build for build in wanted if build not in ("ggml", "llamacpp-wasm")]
     ggml = Ggml(options.ggml) if "ggml" in wanted and options.ggml.is_dir() else None
     notes = [
         f"ggml: {ggml.variant}" if ggml else "no ggml column: not asked for, or its libraries were not found"
@@ -348,7 +415,9 @@ def main() -> None:
                 print(f"{build} left out: {exc}")
         rows += ggml.rows(ggml_type, options) if ggml else []
     rows += wasm_rows(types, wanted, options)
-    title = f"Experts of {HIDDEN_DIM} x {EXPERT_DIM}, {POOL_BYTES >> 20} MiB of weights"
+    title = f"Experts of {HIDDEN_DIM} x {EXPERT_DIM}, {options.pool_mb} MiB of weights"
+    if options.cached:
+        title = "An expert of 512 x 256 that stays in the cache, less one of 256 x 256"
     if rows:
         report(title, with_ratios(rows), options.json, notes)
     if "start-up" in wanted and (starts := start_up_rows(5)):

@@ -23,7 +23,7 @@ class Asked {
 }
 
 /**
- * @param {object} shape hidden_dim, expert_dim, experts_a_call, types, pool_bytes, seconds, rows, threads; `builds`: names, or null for
+ * @param {object} shape hidden_dim, expert_dim, experts_a_call, types, pool_bytes, same, seconds, rows, threads; `builds`: names, or null for
  *   the one that the page would choose for each format; `foreign`: llama.cpp's kernels
  * @param {() => Worker} spawn opens kernel_worker.js
  * @param {(build: string) => Promise<WebAssembly.Module>} compile
@@ -46,7 +46,7 @@ export async function measure(shape, spawn, compile, get) {
       try {
         for (const [i, worker] of workers.entries()) {
           await worker.ask({ type: 'open', module, foreign: shape.foreign });
-          await worker.ask({ type: 'fill', formula, slice, count: i === 0 ? count : count / most, group });
+          await worker.ask({ type: 'fill', formula, slice, count: i === 0 ? count : count / most, group, same: shape.same });
         }
         const readS = new Map();
         for (const threads of shape.foreign ? [] : shape.threads) {
