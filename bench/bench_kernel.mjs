@@ -1,7 +1,7 @@
 /** kernel_timing.js in node; bench_kernel.py passes what to measure as JSON and reads the rows from stdout. */
 import { readFileSync } from 'node:fs';
 import { Worker } from 'node:worker_threads';
-import { callOverhead, measure, startUp } from './kernel_timing.js';
+import { callOverhead, measure, spawnFloor, startUp } from './kernel_timing.js';
 
 const { kernels, folder, what = 'measure', ...shape } = JSON.parse(process.argv[2]);
 /** What a browser's worker has and a thread of node has not. */
@@ -21,5 +21,5 @@ function spawn(script = 'kernel_worker.js') {
 const spawnPool = () => spawn('../node-web/src/kernels/pool-worker.js');
 const get = async (type) => new Uint8Array(readFileSync(`${folder}/${type}`));
 const compile = async (build) => WebAssembly.compile(readFileSync(kernels[build]));
-const asked = { measure: () => measure(shape, () => spawn(), compile, get), startUp: () => startUp(compile, spawnPool, shape.workers), callOverhead: () => callOverhead(compile, spawnPool) };
+const asked = { measure: () => measure(shape, () => spawn(), compile, get), startUp: () => startUp(compile, spawnPool, shape.workers), spawnFloor: () => spawnFloor(() => spawn('empty_worker.js'), shape.workers), callOverhead: () => callOverhead(compile, spawnPool) };
 console.log(JSON.stringify(await asked[what]()));

@@ -49,8 +49,10 @@ DEMO = Formula(hidden_dim=576, expert_dim=192, gate_type=8, up_type=8, down_type
 ENCODINGS = {1: XEncoding.F32, 32: XEncoding.Q8A32, 64: XEncoding.Q8A32, 256: XEncoding.Q8A256}
 WASM_BUILDS = ("wasm-plain", "wasm-relaxed", "chromium", "llamacpp-wasm")
 START_UP_NOTE = (
-    "ms = load_ms (all builds compiled, one tested) + prove_ms (timed, tested again), of the aim of 100 ms; "
-    "first_format_ms: what the first slice (Q4_K with Q6_K) waits for while its build is chosen"
+    "from scripts loaded, nothing of the kernel fetched: load_ms until the first build came, is compiled and "
+    "tested; prove_ms until every worker has tested it, was timed and tested it again, and an offer could be "
+    "made; ms = both, of the aim of 100 ms; floor_ms: as many empty workers until each has said a word; "
+    "first_format_ms: what the first slice (Q4_K with Q6_K) then waits for while its build is chosen"
 )
 # ggml's own variants, best first.
 GGML_VARIANTS = ("sapphirerapids", "zen4", "cooperlake", "cascadelake", "icelake", "cannonlake", "alderlake",

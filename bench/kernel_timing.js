@@ -33,7 +33,7 @@ class Asked {
 export async function measure(shape, spawn, compile, get) {
   const most = Math.max(...shape.threads);
   const builds = new KernelBuilds(compile);
-  if (shape.builds === null) await builds.open();
+  if (shape.builds === null) await builds.open().then(() => builds.all());
   const found = [];
   for (const type of shape.types) {
     const formula = { ...FORMULA, hidden_dim: shape.hidden_dim, expert_dim: shape.expert_dim, gate_type: type, up_type: type, down_type: type };
@@ -81,8 +81,10 @@ async function bestS(workers, message, seconds) {
 }
 
 /**
- * Milliseconds until a fresh page could make its offer: the first build compiled and tested; workers opened, its speed measured, tested again. Then
- * what the first slice of a model waits for: its formats tested in every build, the fastest chosen.
+ * Milliseconds of a fresh page, whose scripts have loaded and nothing else. load_ms: until the first build has come, is compiled and tested
+ * in this thread (the workers load their scripts meanwhile). prove_ms: from then until every worker has tested it, too, was timed and has
+ * tested it again, so that the page could make its offer. first_format_ms: what the first slice of a model would wait for if it came right
+ * then: the other builds, its formats tested in each, the fastest chosen.
  */
 export async function startUp(compile, spawnPool, workers) {
   const started = performance.now();
@@ -94,10 +96,20 @@ export async function startUp(compile, spawnPool, workers) {
   await proveAndTime(kernel);
   const proven = performance.now();
   const formula = { ...FORMULA, hidden_dim: 512, expert_dim: 256, gate_type: 12, up_type: 12, down_type: 14 };
-  await builds.ready;
+  await builds.all();
   const build = builds.choice(formula);
   kernel.close();
   return { load_ms: opened - started, prove_ms: proven - opened, first_format_ms: performance.now() - proven, build };
+}
+
+/** Milliseconds until so many empty workers have said a word: no pool starts sooner. */
+export async function spawnFloor(spawn, workers) {
+  const started = performance.now();
+  await Promise.all(Array.from({ length: workers }, () => new Promise((resolve) => {
+    const worker = spawn();
+    worker.onmessage = () => resolve(worker.terminate());
+  })));
+  return performance.now() - started;
 }
 
 /**

@@ -70,6 +70,9 @@ def served(folder: Path) -> Iterator[str]:
     """Serve the repository, and `folder` as /slices, on a port of loopback."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # connections stay open, as with a relay
+        disable_nagle_algorithm = True
+
         def translate_path(self, path: str) -> str:
             return str(folder / path[8:]) if path.startswith("/slices/") else super().translate_path(path)
 
@@ -96,9 +99,11 @@ def in_chromium(what: str, shape: Found, folder: Path) -> Any:
         const compile = (build) => WebAssembly.compileStreaming(fetch(`/relay/_built/kernel-${build}.wasm`));
         const spawn = () => new Worker('/bench/kernel_worker.js', { type: 'module' });
         const spawnPool = () => new Worker('/node-web/src/kernels/pool-worker.js', { type: 'module' });
+        const spawnEmpty = () => new Worker('/bench/empty_worker.js', { type: 'module' });
         return {
             measure: () => timing.measure(shape, spawn, compile, get),
             startUp: () => timing.startUp(compile, spawnPool, shape.workers),
+            spawnFloor: () => timing.spawnFloor(spawnEmpty, shape.workers),
             callOverhead: () => timing.callOverhead(compile, spawnPool),
         }[what]();
     }"""
@@ -158,18 +163,27 @@ def llama_cpp_wasm(sources: Path) -> Path:
 
 
 def start_up_rows(repeat: int) -> list[Found]:
-    """Time the start of the kernel in fresh processes and pages; the median of `repeat` each."""
+    """
+    Time the start of the kernel in fresh processes and pages; the median of `repeat` each.
+
+    `floor_ms` is how long as many empty workers take to say a word, in other fresh pages of the same run.
+    """
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for place, workers in (("node", 1), ("node", 2), ("chromium", 1), ("chromium", 2)):
             try:
-                if place == "node":
-                    shape: Found = {"kernels": kernel_files(), "what": "startUp", "workers": workers}
-                    found = [in_node(shape) for _ in range(repeat)]
-                else:
-                    found = [
-                        in_chromium("startUp", {"workers": workers}, Path(folder)) for _ in range(repeat)
-                    ]
+                shape: Found = {"workers": workers}
+
+                def run(what: str, place: str = place, shape: Found = shape) -> Any:
+                    if place == "node":
+                        return in_node(shape | {"kernels": kernel_files(), "what": what})
+                    return in_chromium(what, shape, Path(folder))
+
+                found = []
+                floors = []
+                for _ in range(repeat):
+                    found.append(run("startUp"))
+                    floors.append(run("spawnFloor") if workers > 1 else 0.0)
             except LeftOut as exc:
                 print(f"start-up in {place} left out: {exc}")
                 continue
@@ -180,6 +194,7 @@ def start_up_rows(repeat: int) -> list[Found]:
                 "workers": workers,
                 "ms": totals[middle],
                 "of_aim": totals[middle] / AIM_MS,
+                "floor_ms": sorted(floors)[repeat // 2],
             } | found[middle]
             rows.append(row)
     return rows

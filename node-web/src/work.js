@@ -132,6 +132,7 @@ export async function proveAndTime(kernel) {
       bestMs = Math.min(bestMs, performance.now() - started);
     }
     await kernel.knownAnswerTest();
+    kernel.prepare?.();
     return (SPEED_EXPERTS * SPEED_SLICE_BYTES) / Math.max(bestMs, 0.1) / 1e6; // clocks of browsers may be coarse
   } finally {
     for (const expert of experts) kernel.free(expert);

@@ -8,6 +8,7 @@ import { BUILDS, KernelBuilds } from '../src/kernels/choose.js';
 import { ChosenKernel } from '../src/kernels/chosen.js';
 import { BuildFault } from '../src/kernels/kernel.js';
 import { WasmKernel } from '../src/kernels/wasm.js';
+import { proveAndTime } from '../src/work.js';
 
 const ROOT = new URL('../../', import.meta.url);
 const VECTORS = JSON.parse(readFileSync(new URL('tests/vectors/kernel.json', ROOT), 'utf8'));
@@ -114,7 +115,7 @@ test('a kernel whose product is wrong in any one place is found', needsRelaxed, 
 /** @param {KernelBuilds} builds */
 async function opened(builds) {
   const first = await builds.open();
-  await builds.ready;
+  await builds.all();
   return first;
 }
 
@@ -224,6 +225,40 @@ test('a build that turns wrong after warm-up is found by its test between two ca
   assert.throws(() => kernel.partial(call), (/** @type {any} */ error) => error.code === 'not_held');
 });
 
+test('a page starts with one build; the others come once it is proven, or when a slice needs them', async () => {
+  /** @type {string[]} */
+  const asked = [];
+  const builds = new KernelBuilds(async (build) => {
+    asked.push(build);
+    return WebAssembly.compile(/** @type {BufferSource} */ (wasm(build)));
+  });
+  await builds.open();
+  const kernel = new ChosenKernel(builds);
+  assert.deepEqual(asked, usable.slice(0, 1));
+  const formula = formulaOf(8);
+  await kernel.pack(formula, benign(builds.kernel(builds.first()), formula), true);
+  assert.deepEqual(asked, usable.slice(0, 1), 'a trial does with what is there');
+  await proveAndTime(kernel);
+  assert.deepEqual(asked, usable, 'the offer does not wait for them');
+  await kernel.pack(formula, benign(builds.kernel(builds.first()), formula));
+  assert.deepEqual([asked, builds.complete], [usable, true], 'each once');
+});
+
+test('slices do not ask again and again for a build that cannot be had', async () => {
+  const asked = new Map();
+  const builds = new KernelBuilds(async (build) => {
+    asked.set(build, (asked.get(build) ?? 0) + 1);
+    if (build !== usable[0]) throw new Unreachable('away');
+    return WebAssembly.compile(/** @type {BufferSource} */ (wasm(build)));
+  });
+  await builds.open();
+  const kernel = new ChosenKernel(builds);
+  const formula = formulaOf(8);
+  for (let i = 0; i < 3; i++) await kernel.pack(formula, benign(builds.kernel(builds.first()), formula));
+  assert.ok([...asked.values()].every((times) => times === 1), 'once');
+  assert.equal(builds.out.size, BUILDS.length - usable.length, 'nor is it out');
+});
+
 test('a network that fails is no fault of a build', async () => {
   let up = false;
   const builds = new KernelBuilds(async (build) => {
@@ -267,7 +302,7 @@ test('the wrong relaxed product of the baseline compiler of node 20 is caught, t
     const read = (build) => readFileSync(new URL('relay/_built/kernel-' + build + '.wasm', '${ROOT}'));
     const builds = new KernelBuilds(async (build) => new WebAssembly.Module(read(build)));
     await builds.open();
-    await builds.ready;
+    await builds.all();
     const left = [...builds.left()];
     console.log(JSON.stringify({ left, out: Object.fromEntries(builds.out) }));`;
   const run = (/** @type {string[]} */ ...flags) => JSON.parse(execFileSync(

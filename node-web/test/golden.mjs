@@ -10,7 +10,7 @@ const digests = readFileSync(new URL('tests/vectors/kernel_digests.txt', ROOT), 
 
 const builds = new KernelBuilds(async (build) => new WebAssembly.Module(readFileSync(new URL(`relay/_built/kernel-${build}.wasm`, ROOT))));
 await builds.open();
-await builds.ready;
+await builds.all();
 /** @type {Record<string, number>} */
 const met = {};
 for (const build of builds.left()) {

@@ -59,7 +59,7 @@ async function open({ compile = onlyPlain, ...options } = {}) {
   const lost = [];
   const builds = new KernelBuilds(compile);
   await builds.open();
-  await builds.ready;
+  await builds.all();
   const pool = await PoolKernel.open({
     builds, count: 3, onLost: (experts) => lost.push(...experts),
     spawn: () => {

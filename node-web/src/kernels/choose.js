@@ -2,7 +2,7 @@
  * Choose among the builds of the wasm kernel, for each format: those this browser accepts, that pass the known-answer
  * tests, the fastest.
  *
- *   compile all, side by side -> test the core of the first -> serve
+ *   compile the first -> test its core -> serve;  then compile the others, side by side
  *   the first slice of a format -> test the format in every build, let them race a moment -> choose -> test again, warm
  *
  * Warm code is other code, so whoever keeps a kernel tests it again from time to time. A build that gave a wrong answer
@@ -46,8 +46,6 @@ export class KernelBuilds {
     this.coming = new Map();
     /** Whether every build has come, or cannot. */
     this.complete = false;
-    /** @type {Promise<void>} */
-    this.ready = Promise.resolve();
     /** @type {Map<string, Build>} weight formats -> the fastest build */
     this.choices = new Map();
     /** @type {Map<string, Map<Build, number>>} weight formats -> GB of weights per second, one row */
@@ -55,25 +53,40 @@ export class KernelBuilds {
   }
 
   /**
-   * Get all builds, side by side; `ready` tells when the last has come. A build that could not be had is asked for the next time.
-   * @returns {Promise<Build>} the first that works, as soon as it does; throws KernelFault when none does, Unreachable when none could be had
+   * Get one build, no more: the others would take the processor and the network from it. One that could not be had is asked for the next time.
+   * @returns {Promise<Build>} the first that works; throws KernelFault when none does, Unreachable when none could be had
    */
   async open() {
     /** @type {unknown} */
     let away;
-    const coming = BUILDS.filter((build) => !this.out.has(build) && !this.modules.has(build)).map((build) => {
-      const come = this.coming.get(build) ?? this.get(build).finally(() => this.coming.delete(build));
-      this.coming.set(build, come);
-      return come.catch((error) => { away = error; });
-    });
-    this.complete = coming.length === 0;
-    this.ready = Promise.all(coming).then(() => { this.complete = true; });
-    for (const come of coming) {
-      await come;
-      for (const build of this.left()) return build;
+    this.complete = this.missing().length === 0;
+    for (const build of BUILDS) {
+      if (this.out.has(build)) continue;
+      await this.bring(build).catch((error) => { away = error; });
+      for (const left of this.left()) return left;
     }
-    if (away !== undefined && this.left().next().done) throw away;
+    if (away !== undefined) throw away;
     return this.first();
+  }
+
+  /** Get the other builds, side by side: who chooses among them waits for it. Those that cannot be had are left out until the next open(). */
+  async all() {
+    if (this.complete) return;
+    await Promise.all(this.missing().map((build) => this.bring(build).catch(() => {})));
+    this.complete = true;
+  }
+
+  /** Builds that are neither here nor out. */
+  missing() {
+    return BUILDS.filter((build) => !this.out.has(build) && !this.modules.has(build));
+  }
+
+  /** Have a build, however many ask for it at once. @param {Build} build @returns {Promise<void>} throws Unreachable */
+  bring(build) {
+    if (this.modules.has(build)) return Promise.resolve();
+    const come = this.coming.get(build) ?? this.get(build).finally(() => this.coming.delete(build));
+    this.coming.set(build, come);
+    return come;
   }
 
   /** @param {Build} build */

@@ -42,7 +42,7 @@ export class ChosenKernel {
   /** At once, unless some build is still on its way. @param {Formula} formula @param {Uint8Array} slice @param {boolean} [trial] @returns {PackedExpert|Promise<PackedExpert>} */
   pack(formula, slice, trial = false) {
     if (trial || this.builds.complete) return this.packNow(formula, slice, trial);
-    return this.builds.ready.then(() => this.packNow(formula, slice, false));
+    return this.builds.all().then(() => this.packNow(formula, slice, false));
   }
 
   /** @param {Formula} formula @param {Uint8Array} slice @param {boolean} trial @returns {PackedExpert} */
@@ -55,6 +55,11 @@ export class ChosenKernel {
       this.homes.set(packed, build);
       return packed;
     }
+  }
+
+  /** Get the builds that the first slice will be raced in. */
+  prepare() {
+    this.builds.all();
   }
 
   /** @param {PackedExpert} expert */

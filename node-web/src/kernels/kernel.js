@@ -44,6 +44,7 @@ import { KernelFault, NodeError } from '../errors.js';
  * @property {(call: Call) => EncodedPartial|Promise<EncodedPartial>} partial the sums of a dispatch, encoded for the wire; throws CallRefused
  * @property {(data: Uint8Array) => string} sha256 lower-case hex
  * @property {number} [width] how many calls it can work at, 1 when it does not say
+ * @property {() => void} [prepare] it is proven, and the node makes its offer: get meanwhile what the first slice will wait for
  * @property {() => void} [close] give all memory back
  * @property {(formula: Formula) => string|null} [refusal] what this kernel cannot compute though others can
  */

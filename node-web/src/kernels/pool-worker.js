@@ -8,7 +8,9 @@
  * Out: {id, result} or {id, error: {code, message, size, build}}; the answer to 'load' has id 0
  */
 import { CallRefused, messageOf, NodeError } from '../errors.js';
+import './heap.js'; // what wasm.js imports: asked for at once, not one round trip later
 import { BuildFault, KernelMemoryFull, PackedExpert } from './kernel.js';
+import './refusals.js';
 import { WasmKernel } from './wasm.js';
 
 /** @type {number|undefined} */

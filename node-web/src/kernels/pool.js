@@ -251,7 +251,7 @@ export class PoolKernel {
 
   /** @param {Formula} formula @param {Uint8Array} slice @param {boolean} [trial] @returns {Promise<PackedExpert>} */
   async pack(formula, slice, trial = false) {
-    if (!trial) await this.builds.ready;
+    if (!trial) await this.builds.all();
     for (;;) {
       const build = trial ? this.builds.first() : this.builds.choice(formula);
       this.sweep();
@@ -274,6 +274,11 @@ export class PoolKernel {
       for (const part of parts) this.#tellFree(part, build);
       this.condemn(failed?.reason ?? new CallRefused('not_held', 'a worker of this node is gone'));
     }
+  }
+
+  /** Get the builds that the first slice will be raced in. */
+  prepare() {
+    this.builds.all();
   }
 
   /** Where an expert of this size goes. @param {number} sizeBytes @returns {Member|Team} */
