@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ import numpy as np
 from backbone.errors import BackboneError
 from backbone.lanes.direct import ListenAt
 from backbone.lanes.link import Link
+from backbone.lanes.network import address_towards, watch
 from backbone.node import events as ev
 from backbone.node.host import ExpertHost, log_failure
 from backbone.node.links import NodeLinks
@@ -141,14 +143,16 @@ class NodeClient:
         self._loop = asyncio.get_running_loop()
         self._closed = asyncio.Event()
         await self._links.open()
-        watch = asyncio.create_task(self._watch())
-        watch.add_done_callback(log_failure)
+        watches = [asyncio.create_task(self._watch()), asyncio.create_task(self._watch_network())]
+        for task in watches:
+            task.add_done_callback(log_failure)
         try:
             self._tell(ev.Start())
             await self._closed.wait()
             await asyncio.sleep(0)  # let the last bytes leave
         finally:
-            watch.cancel()
+            for task in watches:
+                task.cancel()
             self._stop()
             await self._host.close()
         return self.machine.closed_reason or ""
@@ -166,6 +170,13 @@ class NodeClient:
                 asked = socket  # once: if it lives all the same, it is not asked again
                 talk.check_alive(monotonic(), CHECK_S)
                 self._flush()
+
+    async def _watch_network(self) -> None:
+        """Notice that there may be a way to the relay again, while a try to reach it waits for its time."""
+        parts = urlsplit(self.config.relay_url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        look = partial(address_towards, parts.hostname or "", port)
+        await watch(look, lambda: self._tell(ev.NetworkChanged()))
 
     def leave(self, reason: str) -> None:
         """Finish accepted calls, say Bye and end `run()`."""

@@ -178,6 +178,11 @@ class Woke:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkChanged:
+    """The device has another network: what failed on the old one is worth a try now."""
+
+
+@dataclass(frozen=True, slots=True)
 class DrainReceived:
     """The relay is going away and says when to come back."""
 
@@ -195,7 +200,7 @@ class Closed:
 type Event = (
     Start | KernelTested | KernelFault | Welcomed | Assigned | SliceLoaded | SliceFailed | SlicesLost
     | DispatchReceived | CancelReceived | CallComputed | CallFailed | PauseAsked | ResumeAsked | LeaveAsked
-    | SleepAsked | Woke | DrainReceived | Closed
+    | SleepAsked | Woke | NetworkChanged | DrainReceived | Closed
 )  # fmt: skip
 
 

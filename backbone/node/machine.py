@@ -43,6 +43,7 @@ from backbone.node.events import (
     KernelFault,
     KernelTested,
     LeaveAsked,
+    NetworkChanged,
     PauseAsked,
     Reply,
     ResumeAsked,
@@ -269,6 +270,10 @@ class NodeMachine:
                 return self._sleep(event.reason)
             case Woke():
                 return self._woke()
+            case NetworkChanged():
+                if self._connect_at is not None:
+                    self._connect_at = min(self._connect_at, now + backoff_s(0, self._random()))
+                return []
             case DrainReceived():
                 self._reconnect_after_s = event.reconnect_after_s
                 return []

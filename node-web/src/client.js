@@ -151,8 +151,9 @@ export class NodeClient {
     this.tell({ type: 'Woke' });
   }
 
-  /** The device's network may be another: is the session alive? */
+  /** The device's network may be another: is the session alive, or is it worth a try now? */
   checkAlive() {
+    this.tell({ type: 'NetworkChanged' });
     this.session?.checkAlive(this.clock(), CHECK_S);
     this.flush();
   }

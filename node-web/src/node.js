@@ -51,7 +51,7 @@ export const OVERLOADED = 4429; // come back slowly
  * @property {ArrayLike<number>} experts
  * @property {any} [body]  the driver's
  *
- * @typedef {{type: 'Start'} | {type: 'Welcomed'} | {type: 'PauseAsked'} | {type: 'ResumeAsked'} | {type: 'Woke'}
+ * @typedef {{type: 'Start'} | {type: 'Welcomed'} | {type: 'PauseAsked'} | {type: 'ResumeAsked'} | {type: 'Woke'} | {type: 'NetworkChanged'}
  *   | {type: 'KernelTested', build: string, gbPerS: number}
  *   | {type: 'KernelFault', reason: string}
  *   | {type: 'Assigned', assignment: Assignment}
@@ -212,6 +212,9 @@ export class NodeMachine {
       case 'ResumeAsked': return this.pause(false);
       case 'SleepAsked': return this.sleep(event.reason);
       case 'Woke': return this.woke();
+      case 'NetworkChanged':
+        if (this.connectAt !== null) this.connectAt = Math.min(this.connectAt, now + backoffS(0, this.random()));
+        return [];
       case 'DrainReceived': this.reconnectAfterS = event.reconnectAfterS; return [];
       case 'Closed': return this.closed(event.code, now);
     }

@@ -1,7 +1,7 @@
 """The headless node against a relay on loopback that says what the test wants."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from time import monotonic
 
@@ -14,6 +14,7 @@ from backbone.node.client import ClientConfig, NodeClient
 from backbone.node.host import INLINE_BYTES
 from backbone.node.machine import State
 from relay.wire import messages
+from relay.wire.close import CloseCode
 from relay.wire.frames import Frame, FrameType
 from relay.wire.session import Closed
 from tests.fakes.model import RandomModel
@@ -194,6 +195,30 @@ async def test_node_waits_for_a_relay_that_is_not_there_yet() -> None:
 class BrokenKernel(NativeKernel):
     def known_answer_test(self) -> None:
         raise KernelFault(-11, "broken")
+
+
+async def test_node_that_waits_long_for_a_relay_tries_at_once_on_another_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changed: asyncio.Future[Callable[[], None]] = asyncio.get_running_loop().create_future()
+
+    async def watch(look: object, on_change: Callable[[], None]) -> None:
+        changed.set_result(on_change)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("backbone.node.client.watch", watch)
+    async with FakeRelay(MODEL.by_id) as relay, node(relay) as client:
+        await serving(relay)
+        assert relay.connection is not None
+        await relay.connection.close(CloseCode.OVERLOADED, "too many")
+        while client.machine.next_timer() is None:
+            await asyncio.sleep(0.01)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.6):
+                await relay.hear(messages.Hello)
+        (await changed)()
+        async with asyncio.timeout(2.0):  # instead of 15 s
+            await relay.hear(messages.Hello)
 
 
 async def test_node_whose_kernel_fails_its_test_refuses_to_serve() -> None:

@@ -102,7 +102,7 @@ any_event = st.one_of(
     st.sampled_from([
         events.Start(), events.KernelTested("fake", 1.0), events.KernelFault("no"), events.Welcomed(),
         events.PauseAsked(), events.ResumeAsked(), events.LeaveAsked("x"), events.SleepAsked("x"),
-        events.Woke(), events.DrainReceived(1.0),
+        events.Woke(), events.NetworkChanged(), events.DrainReceived(1.0),
     ]),
     st.builds(events.Closed, st.sampled_from([0, 1006, 4400, 4401, 4409]), st.just("")),
     st.builds(
