@@ -26,6 +26,7 @@ PAIRS = [
     ("open", "symmetric", "direct"),
     ("fullcone", "symmetric", "direct"),
     ("portrestricted", "portrestricted", "direct"),
+    ("symmetric", "addrrestricted", "direct"),
     ("portrestricted", "symmetric", "relayed"),
     ("udpblock", "udpblock", "relayed"),
 ]
@@ -61,6 +62,9 @@ def test_first_answer_comes_at_once_and_the_pair_ends_on_its_path(
         alone = swarm.complete(tokens=16)
         joined = join(swarm, WATCH_S[ends])
         assert joined.ended == ends, swarm.status()["nodes"]
+        if ends == "direct":
+            assert joined.direct_after_ms is not None
+            assert joined.direct_after_ms >= joined.first_answer_ms, "the relay serves until then"
         assert swarm.complete(tokens=16) == alone, "another path or place never changes a token"
         swarm.close()
 
