@@ -1,5 +1,6 @@
-// The plain path: formats whose weights come out of a grid keep their bytes when they are packed,
-// and a group of blocks is taken apart just before it is multiplied, once for up to four tokens.
+// Formats whose weights come out of a grid. Where vectors cannot be gathered they keep their bytes
+// when they are packed, and a group of blocks is taken apart just before it is multiplied, once for
+// up to four tokens.
 //
 //   packed, BYTES * LANES bytes  | block of row 0 | block of row 1 | ... |
 //
@@ -40,7 +41,83 @@ static inline uint32_t load_u32(const uint8_t *p) {
     return load_u16(p) | (uint32_t)load_u16(p + 2) << 16;
 }
 
-#if !defined(EXPERT_SCALAR)
+#if !defined(EXPERT_SCALAR) && defined(HAS_GATHER)
+// Where a vector can be gathered, a lane looks up the points of its row: no buffer, no scalar code.
+// The bytes of a block after its first D_SIZE are words of 32 bits; packed, each word of a row
+// stands beside those of the other rows.
+//
+//   packed, BYTES * LANES bytes  | d f16 [LANES] unless D_SIZE is 0 | word 0 [LANES] | word 1 ...
+//
+// The including file says: D_SIZE, D_UNIT and look_up(w, j, q, scale), which gives the 32 columns
+// of sub-block j, four to a vector, and the scales of its two halves.
+INLINE vi word_of(const uint8_t *w, int i) { return vi_load(w + 4 * LANES * i); }
+INLINE vi bits_of(vi a, int from, int32_t mask) {
+    return vi_and(vi_shr32(a, from), vi_splat(mask));
+}
+INLINE vi odd_bits(vi a, int from, int32_t mask) { // 2 n + 1, n the bits of the mask: from > 0
+    return vi_or(bits_of(a, from - 1, 2 * mask), vi_splat(1));
+}
+INLINE vi signs_parity(vi a) { // bit i: parity of bits i..i+6
+    vi two = vi_xor(a, vi_shr32(a, 1)), four = vi_xor(two, vi_shr32(two, 2));
+    return vi_xor(vi_xor(four, vi_shr32(two, 4)), vi_shr32(a, 6));
+}
+INLINE vi eight_signs_of(vi a, vi parity, int from) { // seven of them, and the eighth
+    return vi_or(bits_of(a, from, 127), vi_and(vi_shl32(vi_shr32(parity, from), 7), vi_splat(128)));
+}
+// Two of q: eight columns that are the point `index` of a grid, with the signs of a byte.
+INLINE void signed_points8(const uint64_t *grid, vi index, vi signs, const int byte, vi *q) {
+    gather8(grid, index, q, q + 1);
+    q[0] = negated(q[0], signs, byte, 0);
+    q[1] = negated(q[1], signs, byte, 4);
+}
+INLINE void iq1_points(const uint64_t *grid, vi index, vi minus, vi *q) { // minus: 0 or 1
+    vi twos = vi_shl32(vi_or(minus, vi_shl32(minus, 8)), 1);
+    twos = vi_or(twos, vi_shl32(twos, 16));
+    gather8(grid, index, q, q + 1);
+    EACH (e, 2) q[e] = vi_xor(vi_sub(q[e], twos), vi_splat((int32_t)0x80808080u));
+}
+
+#define DEFINE_LOOKED_UP                                                                           \
+    enum { GROUP = BYTES * LANES };                                                                \
+    INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, const int T,    \
+                     float *y, size_t stride) {                                                    \
+        vf sum[MAX_TILE];                                                                          \
+        EACH (t, T) sum[t] = vf_zero();                                                            \
+        for (size_t b = 0; b < num_blocks; b++, w += GROUP) {                                      \
+            const Block256 *a[MAX_TILE];                                                           \
+            vi dot[MAX_TILE];                                                                      \
+            EACH (t, T) {                                                                          \
+                a[t] = (const Block256 *)(const void *)x[t] + b;                                   \
+                dot[t] = vi_zero();                                                                \
+            }                                                                                      \
+            prefetch_group(w, GROUP);                                                              \
+            EACH_ROLLED (j, 8) {                                                                   \
+                vi q[8], scale[2];                                                                 \
+                look_up(w + D_SIZE * LANES, j, q, scale);                                          \
+                EACH (e, 2) {                                                                      \
+                    const Scale by = scale_lanes(scale[e]);                                        \
+                    vi sub[MAX_TILE];                                                              \
+                    EACH (t, T) sub[t] = vi_zero();                                                \
+                    EACH (v, 4)                                                                    \
+                    EACH (t, T)                                                                    \
+                    sub[t] = sub_dot(sub[t], xq_load(&a[t]->quads[8 * j + 4 * e + v]),             \
+                                     q[4 * e + v], by);                                            \
+                    EACH (t, T) dot[t] = sub_end(dot[t], sub[t], by);                              \
+                }                                                                                  \
+            }                                                                                      \
+            const vf d = vf_mul(d_of_group(w), vf_splat(D_UNIT));                                  \
+            EACH (t, T)                                                                            \
+            sum[t] = vf_add(sum[t], vf_mul(vf_mul(d, vf_splat(a[t]->scale)), vf_of_vi(dot[t])));   \
+        }                                                                                          \
+        EACH (t, T) vf_store(y + (size_t)t * stride, sum[t]);                                      \
+    }                                                                                              \
+    static void pack_block(const uint8_t *block, size_t lane, uint8_t *group) {                    \
+        __builtin_memcpy(group + D_SIZE * lane, block, D_SIZE);                                    \
+        for (size_t i = 0; i < (BYTES - D_SIZE) / 4; i++)                                          \
+            __builtin_memcpy(group + D_SIZE * LANES + 4 * (LANES * i + lane),                      \
+                             block + D_SIZE + 4 * i, 4);                                           \
+    }
+#elif !defined(EXPERT_SCALAR)
 typedef struct {
     int8_t scales[8][LANES][2], q[64][LANES][4];
     float d[LANES];

@@ -75,4 +75,31 @@ INLINE vf vf_of_e8m0(const void *p) {
     return vf_mul(_mm256_castsi256_ps(_mm256_slli_epi32(vi_add(first, bias), 23)),
                   _mm256_castsi256_ps(_mm256_slli_epi32(vi_add(second, bias), 23)));
 }
+
+// What looked_up.h takes points of a grid with, one index per lane.
+#define HAS_GATHER
+INLINE vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
+INLINE vi vi_xor(vi a, vi b) { return _mm256_xor_si256(a, b); }
+INLINE vi vi_shr32(vi a, int n) { return _mm256_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE Scale scale_lanes(vi a) { return vi_or(a, vi_shl32(a, 16)); }
+INLINE vi gather4(const uint32_t *grid, vi index) {
+    return _mm256_i32gather_epi32((const int *)(const void *)grid, index, 4);
+}
+INLINE void gather8(const uint64_t *grid, vi index, vi *first, vi *second) {
+    const long long *points = (const long long *)(const void *)grid;
+    __m256 a = _mm256_castsi256_ps(
+        _mm256_i32gather_epi64(points, _mm256_castsi256_si128(index), 8)); // lanes 0..3
+    __m256 b = _mm256_castsi256_ps(
+        _mm256_i32gather_epi64(points, _mm256_extracti128_si256(index, 1), 8));
+    *first = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), 0xd8);
+    *second = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8);
+}
+// Negate byte i of each lane where bit from + i of this byte of its signs is set.
+INLINE vi negated(vi q, vi signs, const int byte, const int from) {
+    const __m128i lanes = _mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c);
+    vi every = vi_add(vi_splat(byte * 0x01010101), _mm256_broadcastsi128_si256(lanes));
+    vi bit = _mm256_set1_epi32(0x08040201 << from);
+    vi minus = _mm256_cmpeq_epi8(vi_and(_mm256_shuffle_epi8(signs, every), bit), bit);
+    return _mm256_sub_epi8(vi_xor(q, minus), minus);
+}
 #include "f8_avx.h"

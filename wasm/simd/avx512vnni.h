@@ -79,4 +79,30 @@ INLINE vf vf_of_e8m0(const void *p) {
     return vf_mul(_mm512_castsi512_ps(_mm512_slli_epi32(vi_add(first, bias), 23)),
                   _mm512_castsi512_ps(_mm512_slli_epi32(vi_add(second, bias), 23)));
 }
+
+// What looked_up.h takes points of a grid with, one index per lane.
+#define HAS_GATHER
+INLINE vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
+INLINE vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
+INLINE vi vi_shr32(vi a, int n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE Scale scale_lanes(vi a) { return a; }
+INLINE vi gather4(const uint32_t *grid, vi index) {
+    return _mm512_i32gather_epi32(index, (const void *)grid, 4);
+}
+INLINE void gather8(const uint64_t *grid, vi index, vi *first, vi *second) {
+    const void *points = grid;
+    vi a = _mm512_i32gather_epi64(_mm512_castsi512_si256(index), points, 8); // lanes 0..7
+    vi b = _mm512_i32gather_epi64(_mm512_extracti64x4_epi64(index, 1), points, 8);
+    vi even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    *first = _mm512_permutex2var_epi32(a, even, b);
+    *second = _mm512_permutex2var_epi32(a, vi_or(even, vi_splat(1)), b);
+}
+// Negate byte i of each lane where bit from + i of this byte of its signs is set.
+INLINE vi negated(vi q, vi signs, const int byte, const int from) {
+    const __m128i lanes = _mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c);
+    vi every = vi_add(vi_splat(byte * 0x01010101), _mm512_broadcast_i32x4(lanes));
+    __mmask64 minus = _mm512_test_epi8_mask(_mm512_shuffle_epi8(signs, every),
+                                            vi_splat(0x08040201 << from));
+    return _mm512_mask_sub_epi8(q, minus, vi_zero(), q);
+}
 #include "f8_avx.h"
