@@ -71,6 +71,10 @@ INLINE vi signed_sum(Signed sum) { return sum; }
 #define PIN_SIGNED(sum) PIN(sum)
 #endif
 
+#if !defined(HAS_TINY_F16) // vf_of_f16, fast for subnormals, too
+INLINE vf vf_of_tiny_f16(const void *p) { return vf_of_f16(p); }
+#endif
+
 INLINE vi low_nibbles(vi w) { return vi_and_bytes(w, 0x0f); }
 INLINE vi high_nibbles(vi w) { return vi_and_bytes(vi_shr16(w, 4), 0x0f); }
 

@@ -113,7 +113,7 @@ INLINE void tile(const uint8_t *w, size_t num_blocks, const uint8_t *const *x, c
         const int16_t *sums[MAX_TILE];
         EACH (t, T) sums[t] = a[t]->sums16;
         numbers_dot(w + SCALES, 1, 8, sums, T, offset);
-        vf d = vf_of_f16(w);
+        vf d = vf_of_tiny_f16(w); // the scales of weights below 0.25 are subnormal
         EACH (t, T) {
             vi exact = vi_sub(dot[t], vi_shl32(offset[t], 5));
             sum[t] = vf_add(sum[t], vf_mul(vf_mul(d, vf_splat(a[t]->scale)), vf_of_vi(exact)));

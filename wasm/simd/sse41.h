@@ -67,6 +67,19 @@ INLINE vf vf_of_f16(const void *p) {
     __m128i bits = _mm_or_si128(_mm_slli_epi32(sign, 16), _mm_slli_epi32(rest, 13));
     return _mm_mul_ps(_mm_castsi128_ps(bits), _mm_set1_ps(0x1p112f));
 }
+#define HAS_TINY_F16
+INLINE vf vf_of_tiny_f16(const void *p) { // subnormals apart, as in wasm.h
+    __m128i wide = _mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)p));
+    __m128i sign = _mm_slli_epi32(_mm_and_si128(wide, _mm_set1_epi32(0x8000)), 16),
+            rest = _mm_slli_epi32(_mm_and_si128(wide, _mm_set1_epi32(0x7fff)), 13);
+    const __m128i least = _mm_set1_epi32(113 << 23);
+    __m128i normal = _mm_add_epi32(rest, _mm_set1_epi32(112 << 23));
+    __m128 subnormal =
+        _mm_sub_ps(_mm_castsi128_ps(_mm_add_epi32(rest, least)), _mm_castsi128_ps(least));
+    __m128i is_normal = _mm_cmpgt_epi32(rest, _mm_set1_epi32((1 << 23) - 1));
+    __m128i value = _mm_blendv_epi8(_mm_castps_si128(subnormal), normal, is_normal);
+    return _mm_castsi128_ps(_mm_or_si128(value, sign));
+}
 INLINE vf vf_of_e8m0(const void *p) {
     vi e = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(load_i32(p)));
     vi first = _mm_srli_epi32(e, 1), second = vi_sub(e, first), bias = _mm_set1_epi32(63);

@@ -173,6 +173,18 @@ INLINE vf f16_lanes(v128_t wide) { // four f16 in the low halves of i32 lanes
     return wasm_f32x4_mul(bits, wasm_f32x4_const_splat(0x1p112f));
 }
 INLINE vf vf_of_f16(const void *p) { return f16_lanes(wasm_u32x4_load16x4(p)); }
+#define HAS_TINY_F16
+INLINE vf vf_of_tiny_f16(const void *p) {
+    const v128_t wide = wasm_u32x4_load16x4(p), least = wasm_i32x4_const_splat(113 << 23);
+    v128_t sign = wasm_i32x4_shl(wasm_v128_and(wide, wasm_i32x4_const_splat(0x8000)), 16);
+    v128_t rest = wasm_i32x4_shl(wasm_v128_and(wide, wasm_i32x4_const_splat(0x7fff)), 13);
+    // The bits of a subnormal behind 2^-14, less 2^-14: to multiply a subnormal f32, as
+    // f16_lanes() does, takes an x86 processor a hundred times longer.
+    v128_t normal = wasm_i32x4_add(rest, wasm_i32x4_const_splat(112 << 23));
+    v128_t subnormal = wasm_f32x4_sub(wasm_i32x4_add(rest, least), least);
+    v128_t is_normal = wasm_i32x4_gt(rest, wasm_i32x4_const_splat((1 << 23) - 1));
+    return wasm_v128_or(wasm_v128_bitselect(normal, subnormal, is_normal), sign);
+}
 INLINE vf vf_of_e8m0(const void *p) {
     vi e = wasm_u32x4_extend_low_u16x8(wasm_u16x8_extend_low_u8x16(wasm_v128_load32_zero(p)));
     const vi minus_one = wasm_i32x4_const_splat(-1);
