@@ -5,13 +5,13 @@ A transport takes whole frames: a WebSocket that we dialled or that somebody dia
 Calls are sealed where the transport does not encrypt and both ends can.
 """
 
-import asyncio
 import secrets
 from collections.abc import Callable
 from time import monotonic
 from typing import Literal, Protocol
 
 from backbone.lanes.lane import LaneClosed
+from backbone.lanes.wakeup import Wakeup
 from relay.wire.calls import Dispatch, Partial, Probe
 from relay.wire.errors import SealFault
 from relay.wire.frames import HEADER_BYTES, SEALABLE, readdress
@@ -55,9 +55,9 @@ class Link:
         self._on_ready = on_ready
         self._on_event = on_event
         self._on_closed: Callable[[Link, str], None] | None = on_closed
-        self._timer: asyncio.TimerHandle | None = None
+        self._wakeup = Wakeup(self._wake)
         self._book = SealBook()
-        self._arm()
+        self._wakeup.set(self.session.next_timer())
 
     @property
     def ready(self) -> bool:
@@ -152,7 +152,7 @@ class Link:
                     self._on_ready(self)
                 case Closed(code, reason):
                     self._write()
-                    self._disarm()
+                    self._wakeup.cancel()
                     if self.transport is not None:
                         self.transport.close(code, reason)
                     on_closed, self._on_closed = self._on_closed, None
@@ -163,7 +163,7 @@ class Link:
                     self._on_event(self, event)  # type: ignore[arg-type]
         self._write()
         if self.session.closed is None:
-            self._arm()
+            self._wakeup.set(self.session.next_timer())
 
     def _write(self) -> int:
         size_bytes = 0
@@ -174,25 +174,9 @@ class Link:
                 self.transport.send(data)
         return size_bytes
 
-    def _arm(self) -> None:
-        at = self.session.next_timer()
-        if self._timer is not None:
-            if at is not None and not self._timer.cancelled() and self._timer.when() <= at + 0.001:
-                return  # it wakes early enough
-            self._disarm()
-        if at is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, at - monotonic()), self._wake)
-
     def _wake(self) -> None:
-        self._timer = None
         self.session.handle_timer(monotonic())
         self._pump()
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 def opening_session(role: Literal["node", "backbone"], link: str, known: LinkKey) -> LinkSession:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 
 from backbone.lanes.lane import LaneClosed
+from backbone.lanes.wakeup import Wakeup
 from backbone.node.machine import backoff_s
 from backbone.node.socket import ClientSocket
 from relay.wire.calls import Probe
@@ -128,7 +129,7 @@ class RelayedLane:
         self._socket: ClientSocket | None = None
         self._closed: asyncio.Future[Closed]
         self._http: httpx.AsyncClient  # kept: making one reads all of the system's certificates
-        self._timer: asyncio.TimerHandle | None = None
+        self._wakeup = Wakeup(self._wake)
         self._uploads: set[asyncio.Task[None]] = set()
         self._upload_slots = asyncio.Semaphore(UPLOADS_AT_ONCE)
         self._pause_s = 0.0
@@ -248,9 +249,7 @@ class RelayedLane:
                 self._write(session, socket)
             socket.close(1000, "")
             self._session = self._socket = None
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+            self._wakeup.cancel()
 
     def _ready(self) -> tuple[BackboneSession, ClientSocket]:
         session, socket = self._session, self._socket
@@ -289,7 +288,7 @@ class RelayedLane:
                 case Closed() if not self._closed.done():
                     self._closed.set_result(event)
         self._write(session, socket)
-        self._arm(session)
+        self._wakeup.set(session.next_timer())
 
     def _agree(self, session: BackboneSession, peer: int, epoch: int, hello: SealHello) -> None:
         """Answer a node's half of the keys; it may be asked from now on."""
@@ -319,17 +318,7 @@ class RelayedLane:
             socket.send(data)
         return size_bytes
 
-    def _arm(self, session: BackboneSession) -> None:
-        at = session.next_timer()
-        if self._timer is not None:
-            if at is not None and not self._timer.cancelled() and self._timer.when() <= at + 0.001:
-                return  # it wakes early enough; being woken for nothing is cheaper than re-arming per message
-            self._timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._timer = None if at is None else loop.call_later(max(0.0, at - monotonic()), self._wake)
-
     def _wake(self) -> None:
-        self._timer = None
         if self._session is not None:
             self._session.handle_timer(monotonic())
             self._pump()
