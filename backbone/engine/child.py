@@ -1,7 +1,7 @@
 """
 The engine process: llama.cpp with its in-process server, and the ggml device "Swarm" in it.
 
-Started by `supervisor.py`, which passes the configuration as JSON and a pipe. On the pipe goes one line of
+Started by `supervisor.py`, which passes the configuration as JSON and a socket. On the socket goes one line of
 JSON: {"ready": true, "url": …, …}, or {"error": …} and the process ends. It also ends when its standard input
 closes, that is, when the backbone is gone.
 """
@@ -32,7 +32,7 @@ LOG_WARNINGS = 2  # llama.cpp's verbosity: 1 errors, 2 warnings, 3 information
 
 def main() -> None:
     config = json.loads(sys.argv[1])
-    pipe = os.fdopen(int(sys.argv[2]), "w")
+    supervisor = os.fdopen(int(sys.argv[2]), "w")
     os.environ.update(ENVIRONMENT)
     try:
         report = _start(config)
@@ -44,9 +44,9 @@ def main() -> None:
             report |= {"what": exc.what, "layer": exc.layer}
     except Exception as exc:
         report = {"error": f"{type(exc).__name__}: {exc}", "code": "engine"}
-    json.dump(report, pipe)
-    pipe.write("\n")
-    pipe.close()
+    json.dump(report, supervisor)
+    supervisor.write("\n")
+    supervisor.close()
     if "error" not in report:
         _wait_for_the_end()
     # The server's threads do not end by themselves; nothing is left to tidy up.

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 from collections import deque
 from collections.abc import Mapping
@@ -139,7 +140,7 @@ class Engine:
 
     async def _start(self) -> None:
         library = await asyncio.to_thread(device_library) if self.config.swarm else None
-        read_end, write_end = os.pipe()
+        ours, theirs = socket.socketpair()  # no pipe: uvloop closes the descriptor of one twice
         try:
             self._stderr.clear()
             self._process = await asyncio.create_subprocess_exec(
@@ -147,21 +148,21 @@ class Engine:
                 "-m",
                 "backbone.engine.child",
                 json.dumps(self._child_config(library)),
-                str(write_end),
+                str(theirs.fileno()),
                 cwd=PACKAGE_ROOT,  # `-m` finds the package there, installed or not
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
-                pass_fds=(write_end,),
+                pass_fds=(theirs.fileno(),),
             )
         except BaseException:
-            os.close(read_end)
+            ours.close()
             raise
         finally:
-            os.close(write_end)
+            theirs.close()
         assert self._process.stderr is not None
         self._log_task = asyncio.create_task(self._read_log(self._process.stderr))
-        report = await self._read_report(read_end)
+        report = await self._read_report(ours)
         self._accept(report)
         self.starts += 1
         self._url = report["url"]
@@ -185,11 +186,8 @@ class Engine:
             "extra": dict(config.extra),
         }
 
-    async def _read_report(self, read_end: int) -> dict[str, Any]:
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader()
-        pipe = os.fdopen(read_end, "rb")
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    async def _read_report(self, ours: socket.socket) -> dict[str, Any]:
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:
             line = await asyncio.wait_for(reader.readline(), self.config.ready_timeout_s)
         except TimeoutError as exc:
@@ -198,7 +196,7 @@ class Engine:
         except ValueError as exc:  # a line beyond the reader's limit
             raise EngineError(f"the engine's report is malformed: {exc}") from exc
         finally:
-            transport.close()
+            writer.close()
         if not line:
             raise EngineError(f"the engine ended while loading: {await self._describe_end()}")
         report: dict[str, Any] = json.loads(line)
@@ -233,9 +231,10 @@ class Engine:
         while True:
             assert self._process is not None
             began = loop.time()
-            await self._process.wait()
+            code = await self._process.wait()
             self._url = None
             self._up.clear()
+            self._why_down = self._end_of(code)  # at once; what it wrote last may still be on its way
             self._why_down = await self._describe_end()
             if loop.time() - began > STEADY_AFTER_S:
                 pause_s = RESTART_PAUSE_S
@@ -289,6 +288,9 @@ class Engine:
         code = await self._process.wait()
         if self._log_task is not None:
             await asyncio.wait((self._log_task,), timeout=1.0)
+        return self._end_of(code)
+
+    def _end_of(self, code: int) -> str:
         how = f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
         return f"{how}: {self._tail()}"
 
