@@ -1,8 +1,8 @@
 """
 The engine process: llama.cpp with its in-process server, and the ggml device "Swarm" in it.
 
-Started by `supervisor.py`, which passes the configuration as JSON and a socket. On the socket goes one line of
-JSON: {"ready": true, "url": …, …}, or {"error": …} and the process ends. It also ends when its standard input
+Started by `supervisor.py`, which passes the configuration as JSON and a socket. On it goes one line of JSON:
+{"ready": true, "url": …, …}, or {"error": …} and the process ends. It also ends when its standard input
 closes, that is, when the backbone is gone.
 """
 
