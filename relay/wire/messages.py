@@ -65,6 +65,7 @@ MAX_NODES = 100_000
 MAX_SECONDS = 86_400.0
 MAX_URL_CHARS = 300
 MAX_LANES = 8
+MAX_WHY_CHARS = 300
 MAX_SIGNAL_VALUES = 8
 MAX_SIGNAL_CHARS = 12_000  # a session description with some twenty candidates
 MAC_CHARS = 64
@@ -333,21 +334,31 @@ class Assign(Json):
 
 @dataclass(frozen=True, slots=True)
 class SliceReady(Json):
-    """Say which experts of which layers can be dispatched to now: the complete set."""
+    """
+    Say which experts of which layers can be dispatched to now: the complete set. So is `refused`: assigned
+    experts that this node will not load before it offers itself anew, and `why`.
+    """
 
     TYPE = FrameType.SLICE_READY
     epoch: int
     experts: Experts
+    refused: Experts = dataclass_field(default_factory=dict)
+    why: str = ""
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
         return cls(
             epoch=fields.integer("epoch", 0, _U32),
             experts=_read_experts(fields),
+            refused=_read_experts(fields, "refused") if fields.has("refused") else {},
+            why=fields.text("why", MAX_WHY_CHARS) if fields.has("why") else "",
         )
 
     def to_json(self) -> JsonObject:
-        return {"epoch": self.epoch, "experts": _write_experts(self.experts)}
+        refused = _write_experts(self.refused) if self.refused else None
+        return {"epoch": self.epoch, "experts": _write_experts(self.experts)} | _given(
+            refused=refused, why=self.why or None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -721,9 +732,9 @@ def _read_lanes(fields: Fields) -> tuple[str, ...]:
     return tuple(lanes)
 
 
-def _read_experts(fields: Fields) -> Experts:
-    layers = fields.object("experts")
-    return {layer: layers.integers(key, 0, MAX_EXPERTS, MAX_EXPERTS) for layer, key in layers.indexed()}
+def _read_experts(fields: Fields, key: str = "experts") -> Experts:
+    layers = fields.object(key)
+    return {layer: layers.integers(index, 0, MAX_EXPERTS, MAX_EXPERTS) for layer, index in layers.indexed()}
 
 
 def _write_experts(experts: Experts) -> JsonObject:

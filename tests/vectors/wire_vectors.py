@@ -89,6 +89,7 @@ CONTROL: list[tuple[str, Any]] = [
     ),
     ("a node is assigned nothing", Assign(0, 0, None, ())),
     ("a node is ready", SliceReady(7, {3: (0, 1), 12: (5,)})),
+    ("a node will not load some of it", SliceReady(7, {3: (0,)}, {3: (1,), 4: (0,)}, "no room")),
     ("a backbone learns of one node", Peers((PeerNode(5, ID, "box", "native-avx2", 9.5, 7, {3: (0, 1)}),))),
     (
         "a backbone learns of a node that listens",

@@ -18,6 +18,7 @@ const MAX_INVENTORY = 200_000;
 const MAX_NODES = 100_000;
 const MAX_SECONDS = 86_400;
 const MAX_URL_CHARS = 300;
+const MAX_WHY_CHARS = 300;
 const MAX_LANES = 8;
 const MAX_SIGNAL_VALUES = 8;
 const MAX_SIGNAL_CHARS = 12_000; // a session description with some twenty candidates
@@ -66,7 +67,8 @@ const FAILURE_PHASES = /** @type {const} */ (['queue', 'send', 'compute', 'retur
  *   experts: Record<string, string>}} AssignLayer  expert index -> slice id
  * @typedef {{type: 'Assign', epoch: number, peer: number, model: string|null, layers: AssignLayer[],
  *   seal?: string}} Assign  seal: identity of the backbone, if it seals
- * @typedef {{type: 'SliceReady', epoch: number, experts: Experts}} SliceReady
+ * @typedef {{type: 'SliceReady', epoch: number, experts: Experts, refused?: Experts, why?: string}} SliceReady  refused: what it will
+ *   not load before it offers itself anew, and why
  * @typedef {{peer: number, nodeId: string, name: string, kernel: string, gbPerS: number, epoch: number, path: string,
  *   experts: Experts, lanes?: string[], listen?: string, seal?: string}} PeerNode
  * @typedef {{type: 'Peers', nodes: PeerNode[]}} Peers
@@ -202,7 +204,7 @@ function toJson(m) {
         ...given({ seal: m.seal }),
       };
     case 'SliceReady':
-      return { epoch: m.epoch, experts: m.experts };
+      return { epoch: m.epoch, experts: m.experts, ...given({ refused: m.refused, why: m.why }) };
     case 'Peers':
       return {
         nodes: m.nodes.map(({ peer, nodeId, name, kernel, gbPerS, epoch, path, experts, lanes, listen, seal }) => ({
@@ -308,7 +310,15 @@ const READERS = new Map([
       ...readSeal(f),
     };
   }),
-  reader('SliceReady', (f) => ({ type: 'SliceReady', epoch: f.integer('epoch', 0, U32), experts: readExperts(f) })),
+  reader('SliceReady', (f) => ({
+    type: 'SliceReady',
+    epoch: f.integer('epoch', 0, U32),
+    experts: readExperts(f),
+    ...given({
+      refused: f.has('refused') ? readExperts(f, 'refused') : undefined,
+      why: f.has('why') ? f.text('why', MAX_WHY_CHARS) : undefined,
+    }),
+  })),
   reader('Peers', (f) => ({
     type: 'Peers',
     nodes: f.objects('nodes', MAX_NODES).map((n) => ({
@@ -504,13 +514,14 @@ function readGrid(f, hiddenDim) {
 
 /**
  * @param {Fields} f
+ * @param {string} [key]
  * @returns {Experts}
  */
-function readExperts(f) {
-  const layers = f.object('experts');
+function readExperts(f, key = 'experts') {
+  const layers = f.object(key);
   /** @type {Experts} */
   const experts = {};
-  for (const key of layers.indices()) experts[key] = layers.integers(key, 0, MAX_EXPERTS, MAX_EXPERTS);
+  for (const index of layers.indices()) experts[index] = layers.integers(index, 0, MAX_EXPERTS, MAX_EXPERTS);
   return experts;
 }
 

@@ -165,9 +165,11 @@ export class NodeSession {
   /**
    * @param {number} epoch
    * @param {import('./messages.js').Experts} experts
+   * @param {import('./messages.js').Experts} [refused]  what this node will not load
+   * @param {string} [why]
    */
-  sendSliceReady(epoch, experts) {
-    this._send({ type: 'SliceReady', epoch, experts });
+  sendSliceReady(epoch, experts, refused, why) {
+    this._send({ type: 'SliceReady', epoch, experts, refused, why });
   }
 
   /** @param {boolean} paused */
