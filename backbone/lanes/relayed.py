@@ -21,7 +21,7 @@ import httpx
 
 from backbone.lanes.lane import LaneClosed
 from backbone.lanes.wakeup import Wakeup
-from backbone.node.machine import backoff_s
+from backbone.node.machine import reconnect_s
 from backbone.node.socket import ClientSocket
 from relay.wire.calls import Probe
 from relay.wire.close import may_reconnect
@@ -197,7 +197,8 @@ class RelayedLane:
                 fatal = not may_reconnect(closed.code)
                 self.why_down = f"no session with {self.relay_url}: {closed.reason or closed.code}"
                 self._handlers.on_lost(self.why_down)
-                wait_s = FATAL_PAUSE_S if fatal else max(backoff_s(attempt, random.random()), self._pause_s)
+                again_s = reconnect_s(closed.code, attempt, random.random())
+                wait_s = FATAL_PAUSE_S if fatal else max(again_s, self._pause_s)
                 self._pause_s = 0.0
                 log.log(
                     logging.ERROR if fatal else logging.WARNING,

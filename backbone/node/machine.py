@@ -67,6 +67,7 @@ PARALLEL_FETCHES = 4
 QUEUE_CALLS = 64
 RETRY_BASE_S = 0.5
 RETRY_CAP_S = 30.0
+RECONNECT_CAP_S = 3.0  # a relay that is back has its nodes and backbones again before anybody gives up
 SETTLED_S = 5.0  # a session that lasted this long starts the next backoff from the beginning
 LEAVE_GRACE_S = 2.0  # accepted calls get this long before Bye
 GOING_AWAY = 1001  # RFC 6455 §7.4.1
@@ -128,9 +129,14 @@ class _Accepted:
     cancelled: bool = False
 
 
-def backoff_s(attempt: int, jitter: float) -> float:
+def backoff_s(attempt: int, jitter: float, cap_s: float = RETRY_CAP_S) -> float:
     """Wait before try `attempt` (0 = first repetition): exponential, capped, the upper half random."""
-    return min(RETRY_CAP_S, RETRY_BASE_S * 2.0 ** min(attempt, 10)) * (0.5 + 0.5 * jitter)
+    return min(cap_s, RETRY_BASE_S * 2.0 ** min(attempt, 10)) * (0.5 + 0.5 * jitter)
+
+
+def reconnect_s(code: int, attempt: int, jitter: float) -> float:
+    """Wait before connecting again after a session, or a try, that ended with `code`."""
+    return backoff_s(10, jitter) if code == OVERLOADED else backoff_s(attempt, jitter, RECONNECT_CAP_S)
 
 
 class NodeMachine:
@@ -335,7 +341,7 @@ class NodeMachine:
         if settled:
             self._attempt = 0
         jitter = self._random()
-        wait_s = backoff_s(10 if closed.code == OVERLOADED else self._attempt, jitter)
+        wait_s = reconnect_s(closed.code, self._attempt, jitter)
         self._connect_at = now + max(wait_s, self._reconnect_after_s * (1.0 + jitter))
         self._reconnect_after_s = 0.0
         self._attempt += 1

@@ -10,6 +10,7 @@ export const PARALLEL_FETCHES = 4;
 export const QUEUE_CALLS = 64;
 export const RETRY_BASE_S = 0.5;
 export const RETRY_CAP_S = 30;
+export const RECONNECT_CAP_S = 3; // a relay that is back has its nodes and backbones again before anybody gives up
 export const SETTLED_S = 5; // a session that lasted this long starts the next backoff from the beginning
 export const LEAVE_GRACE_S = 2; // accepted calls get this long before Bye
 export const GOING_AWAY = 1001; // RFC 6455 §7.4.1
@@ -90,9 +91,15 @@ export const OVERLOADED = 4429; // come back slowly
  * Wait before try `attempt` (0 = first repetition): exponential, capped, the upper half random.
  * @param {number} attempt
  * @param {number} jitter in [0, 1)
+ * @param {number} [capS]
  */
-export function backoffS(attempt, jitter) {
-  return Math.min(RETRY_CAP_S, RETRY_BASE_S * 2 ** Math.min(attempt, 10)) * (0.5 + 0.5 * jitter);
+export function backoffS(attempt, jitter, capS = RETRY_CAP_S) {
+  return Math.min(capS, RETRY_BASE_S * 2 ** Math.min(attempt, 10)) * (0.5 + 0.5 * jitter);
+}
+
+/** Wait before connecting again after a session, or a try, that ended with `code`. @param {number} code @param {number} attempt @param {number} jitter */
+export function reconnectS(code, attempt, jitter) {
+  return code === OVERLOADED ? backoffS(10, jitter) : backoffS(attempt, jitter, RECONNECT_CAP_S);
 }
 
 /** One node. */
@@ -286,7 +293,7 @@ export class NodeMachine {
     if (final !== undefined) return this.end(final);
     if (settled) this.attempt = 0;
     const jitter = this.random();
-    const waitS = backoffS(code === OVERLOADED ? 10 : this.attempt, jitter);
+    const waitS = reconnectS(code, this.attempt, jitter);
     this.connectAt = now + Math.max(waitS, this.reconnectAfterS * (1 + jitter));
     this.reconnectAfterS = 0;
     this.attempt += 1;

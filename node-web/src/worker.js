@@ -15,7 +15,7 @@ import { WebGpuKernel } from './kernels/webgpu.js';
 import { sealPolicy } from './keys.js';
 import { Keeper, openStore } from './store.js';
 import { RtcTransport } from './transports/webrtc.js';
-import { linkUrl, sessionUrl, WebSocketTransport } from './transports/websocket.js';
+import { linkUrl, relayConnector, WebSocketTransport } from './transports/websocket.js';
 
 const STATUS_MS = 250;
 const TICK_MS = 1000;
@@ -54,7 +54,7 @@ async function start({ page, pinned, memoryBytes, name, identity, power, workers
     power,
     keeper,
     agent: `page ${navigator.userAgent}`.slice(0, 200),
-    connect: (handlers) => new WebSocketTransport(sessionUrl(page), handlers),
+    connect: relayConnector(page),
     seal: await sealPolicy(pinned),
     ways: {
       direct: (url, handlers) => new WebSocketTransport(linkUrl(url), handlers, 'direct'),

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
-import { backoffS, FINAL_CLOSES, NodeMachine } from '../src/node.js';
+import { backoffS, FINAL_CLOSES, NodeMachine, OVERLOADED, reconnectS } from '../src/node.js';
 import { FATAL } from '../src/wire/close.js';
 
 const VECTORS = JSON.parse(readFileSync(new URL('../../tests/vectors/node_machine.json', import.meta.url), 'utf8'));
@@ -34,4 +34,6 @@ test('the closes after which a node stops are those the protocol calls fatal', (
 test('backoff grows to its cap and never falls below half', () => {
   assert.deepEqual([0, 1, 2, 6, 500].map((n) => backoffS(n, 1)), [0.5, 1, 2, 30, 30]);
   assert.equal(backoffS(0, 0), 0.25);
+  assert.deepEqual([0, 1, 2, 3, 500].map((n) => reconnectS(1006, n, 1)), [0.5, 1, 2, 3, 3]);
+  assert.equal(reconnectS(OVERLOADED, 0, 1), 30);
 });

@@ -16,17 +16,26 @@ export class WebSocketTransport {
    * @param {TransportHandlers} handlers
    * @param {string} [path] how the bytes travel
    * @param {typeof WebSocket} [Socket] another implementation, for tests
+   * @param {(() => Promise<unknown>)|null} [knock] must succeed before the socket is opened
    */
-  constructor(url, handlers, path = 'relayed', Socket = WebSocket) {
+  constructor(url, handlers, path = 'relayed', Socket = WebSocket, knock = null) {
     this.path = path;
     this.bytesSent = 0;
     this.bytesReceived = 0;
     this.opened = false;
     /** @type {TransportHandlers | null} */
     this.handlers = handlers;
-    this.socket = new Socket(url);
-    this.socket.binaryType = 'arraybuffer';
+    /** @type {WebSocket|null} */
+    this.socket = null;
     this.timer = setTimeout(() => this.ended(0, `no connection within ${OPEN_TIMEOUT_MS / 1000} s`), OPEN_TIMEOUT_MS);
+    if (knock === null) this.open(new Socket(url));
+    else knock().then(() => this.handlers && this.open(new Socket(url)), () => this.ended(0, ''));
+  }
+
+  /** @param {WebSocket} socket */
+  open(socket) {
+    this.socket = socket;
+    this.socket.binaryType = 'arraybuffer';
     this.socket.onopen = () => {
       clearTimeout(this.timer);
       this.opened = true;
@@ -41,7 +50,7 @@ export class WebSocketTransport {
 
   /** @param {Uint8Array} data */
   send(data) {
-    if (this.socket.readyState !== 1) return;
+    if (this.socket?.readyState !== 1) return;
     this.socket.send(/** @type {Uint8Array<ArrayBuffer>} */ (data));
     this.bytesSent += data.byteLength;
     if (this.socket.bufferedAmount > MAX_UNSENT_BYTES) this.ended(ABNORMAL, 'the relay no longer reads');
@@ -52,7 +61,7 @@ export class WebSocketTransport {
     this.handlers = null;
     clearTimeout(this.timer);
     // A page may say 1000 or 3000-4999 only (WebSockets standard); the Bye frame has told the rest.
-    this.socket.close(code >= 3000 && code <= 4999 ? code : 1000, reason);
+    this.socket?.close(code >= 3000 && code <= 4999 ? code : 1000, reason);
   }
 
   /** @param {number} code @param {string} reason */
@@ -61,7 +70,7 @@ export class WebSocketTransport {
     this.handlers = null;
     clearTimeout(this.timer);
     try {
-      this.socket.close();
+      this.socket?.close();
     } finally {
       handlers?.onClosed(code, reason);
     }
@@ -74,6 +83,36 @@ export function linkUrl(announced) {
   url.protocol = { 'http:': 'ws:', 'https:': 'wss:' }[url.protocol] ?? url.protocol;
   url.pathname = `${url.pathname.replace(/\/$/, '')}/v1/link`;
   return url.href;
+}
+
+/**
+ * Connect to the relay that serves this page. After a try that failed, ask by HTTP first whether it is there again:
+ * a browser lets each WebSocket wait longer, up to 5 s, the more of them failed.
+ * @param {string} page
+ * @param {typeof WebSocket} [Socket]
+ * @param {(url: URL, options: RequestInit) => Promise<Response>} [ask]
+ * @returns {import('./transport.js').Connect}
+ */
+export function relayConnector(page, Socket = WebSocket, ask = (url, options) => fetch(url, options)) {
+  let failed = false;
+  const knock = async () => {
+    const { status } = await ask(new URL('healthz', page), { cache: 'no-store', signal: AbortSignal.timeout(OPEN_TIMEOUT_MS) });
+    if (status >= 502) throw new Error('a proxy answers, no relay');
+  };
+  return (handlers) => {
+    const heard = {
+      ...handlers,
+      onOpen: () => {
+        failed = false;
+        handlers.onOpen();
+      },
+      onClosed: (/** @type {number} */ code, /** @type {string} */ reason) => {
+        failed ||= code === 0;
+        handlers.onClosed(code, reason);
+      },
+    };
+    return new WebSocketTransport(sessionUrl(page), heard, 'relayed', Socket, failed ? knock : null);
+  };
 }
 
 /** The session URL of the relay that serves this page. @param {string} page @returns {string} */

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backbone.node import events
-from backbone.node.machine import FINAL_CLOSES, NodeConfig, NodeMachine, State, backoff_s
+from backbone.node.machine import (
+    FINAL_CLOSES,
+    OVERLOADED,
+    NodeConfig,
+    NodeMachine,
+    State,
+    backoff_s,
+    reconnect_s,
+)
 from relay.wire.close import FATAL
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "node_machine.json").read_text())
@@ -87,6 +95,8 @@ def test_closes_after_which_a_node_stops_are_those_the_protocol_calls_fatal() ->
 def test_backoff_grows_to_its_cap_and_never_falls_below_half() -> None:
     assert [backoff_s(n, 1.0) for n in (0, 1, 2, 6, 500)] == [0.5, 1.0, 2.0, 30.0, 30.0]
     assert backoff_s(0, 0.0) == 0.25
+    assert [reconnect_s(1006, n, 1.0) for n in (0, 1, 2, 3, 500)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert reconnect_s(OVERLOADED, 0, 1.0) == 30.0
 
 
 def _call(call_id: int, expert: int, epoch: int, deadline_ms: int) -> events.Call:
