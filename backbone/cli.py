@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from backbone.node.cli import listen_address, size_bytes
 from backbone.node.keys import default_key_file
 from backbone.server import Backbone
 from relay import __version__
+from relay.program.running import leave, run_async, run_blocking
 from relay.wire.tensors import Grid
 
 ENVIRONMENT_PREFIX = "BACKBONE_"
@@ -161,37 +161,34 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         if args.command == "demo-model":
-            cache_dir = args.cache_dir or default_cache_dir(os.environ)
-            print(ensure_demo_model(cache_dir, args.experts, args.kind))
-            return 0
+            return run_blocking(lambda: _demo_model(args))
         if args.command == "doctor":
-            return doctor.run(args.relay, args.model, sys.stdout)
-        return _run(config_of(args, os.environ))
+            return run_blocking(lambda: doctor.run(args.relay, args.model, sys.stdout))
+        config = config_of(args, os.environ)
+        return run_async(lambda: _serve(config), stopped_status=0)
     except BackboneError as exc:
         print(f"backbone: {exc}", file=sys.stderr)
         return 1
 
 
-def _run(config: Config) -> int:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(_serve(config))
-    return uvloop.run(_serve(config))
+def _demo_model(args: argparse.Namespace) -> int:
+    cache_dir = args.cache_dir or default_cache_dir(os.environ)
+    print(ensure_demo_model(cache_dir, args.experts, args.kind), flush=True)
+    return 0
 
 
 async def _serve(config: Config) -> int:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with Backbone(config) as backbone:
         keys = f"{len(config.api_keys)} API keys" if config.api_keys else "no API key needed"
         print(f"{backbone.model.name} at {backbone.url}/v1  ({keys})", flush=True)
         if config.relay is None:
             print("no relay given: all experts are computed on this machine", flush=True)
-        await stop.wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            print("backbone: stopping", flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave(main())

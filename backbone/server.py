@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 
 AGENT = f"backbone {__version__}"
 CALIBRATION_TIMEOUT_S = 600.0
-GRACE_S = 2  # streams still open at the end get so long
+GRACE_S = 1  # answers still under way at the end get so long
 
 
 class Backbone:
@@ -299,6 +299,8 @@ class Backbone:
         task = asyncio.create_task(server.serve(sockets=[listener]))
 
         async def stop() -> None:
+            # First: what is under way then ends with an error that says why, in the time the door leaves it.
+            await self.engine.stop("the backbone is being stopped")
             server.should_exit = True
             await asyncio.gather(task, return_exceptions=True)
 

@@ -5,9 +5,8 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
@@ -17,7 +16,8 @@ import segno
 from relay import __version__, doctor, status
 from relay.config import ENVIRONMENT_PREFIX, Config, from_sources, setting_types, settings
 from relay.errors import ConfigError
-from relay.server import RelayServer, lan_urls
+from relay.program.running import GRACE_S, leave, run_async, run_blocking
+from relay.server import STOP_S, RelayServer, lan_urls
 
 TOKEN_FILE = "backbone-token"
 
@@ -94,18 +94,15 @@ def announce(config: Config, port: int, out: TextIO) -> None:
     out.flush()
 
 
-async def serve(config: Config) -> None:
-    """Run until SIGINT or SIGTERM, then drain; a second signal ends it at once."""
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+async def serve(config: Config) -> int:
+    """Run until cancelled, then drain."""
     async with RelayServer(config) as relay:
         announce(config, relay.port, sys.stdout)
-        await stop.wait()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-        print("relay: stopping, calls may finish", flush=True)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            print("relay: stopping, calls may finish", flush=True)
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,31 +110,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = vars(parser().parse_args(argv))
     command = given.pop("command")
     if command == "status":
-        return status.run(given["url"], sys.stdout)
+        return run_blocking(lambda: status.run(given["url"], sys.stdout))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         config = from_sources(given, os.environ)
         if command == "doctor":
-            return doctor.run(config, sys.stdout)
+            return run_blocking(lambda: doctor.run(config, sys.stdout))
         config = complete(config, os.environ)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(serve(config))
+        return run_async(lambda: serve(config), max(GRACE_S, config.drain_s + STOP_S), stopped_status=0)
     except (ConfigError, OSError) as exc:
         print(f"relay: {exc}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if sys.platform == "win32":
-        return None
-    import uvloop  # does not exist on Windows
-
-    return uvloop.new_event_loop
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -50,7 +50,7 @@ class Config:
     resume_places: int = setting(1024, "places kept for such nodes at once; the oldest is given up first")
     slice_wait_s: float = setting(10.0, "how long a GET waits for a slice the backbone must deliver", "s")
     slice_waiters: int = setting(1024, "GETs that may wait for slices at once")
-    drain_s: float = setting(5.0, "how long calls may finish when the relay stops", "s")
+    drain_s: float = setting(0.8, "how long calls may finish when the relay stops", "s")
     reconnect_after_s: float = setting(1.0, "when clients shall come back after the relay stopped", "s")
     stun_port: int = setting(3478, "UDP port on which peers learn their public address; 0: no STUN")
     stun_alt_port: int = setting(3479, "second STUN port, to tell how a NAT maps; 0: none")

@@ -23,6 +23,8 @@ from relay.forwarding.socket import ServerSocket
 
 log = logging.getLogger(__name__)
 
+HTTP_STOP_S = 0.4  # downloads under way get so long; whoever is cut off resumes elsewhere, or later
+STOP_S = 0.9  # a stop without the drain, at most
 BACKLOG = 4096  # a swarm that reconnects at once: with asyncio's 100, SYN retries cost seconds
 
 
@@ -103,7 +105,7 @@ class RelayServer:
                 access_log=False,
                 server_header=False,
                 backlog=BACKLOG,
-                timeout_graceful_shutdown=2,
+                timeout_graceful_shutdown=HTTP_STOP_S,  # type: ignore[arg-type]  # any number will do
             )
         )
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 # What a backbone or node may use of the relay's package; assets: where the page's WGSL stands.
-SHARED = ("relay.wire", "relay.nat", "relay.doctor", "relay.assets")
+SHARED = ("relay.wire", "relay.nat", "relay.doctor", "relay.assets", "relay.program")
 PURE = (  # no sockets, clocks, loops or threads in these
     "relay/wire",
     "relay/pool",

@@ -2,12 +2,14 @@
 The engine process: llama.cpp with its in-process server, and the ggml device "Swarm" in it.
 
 Started by `supervisor.py`, which passes the configuration as JSON and a socket. On it goes one line of JSON:
-{"ready": true, "url": …, …}, or {"error": …} and the process ends. It also ends when its standard input
-closes, that is, when the backbone is gone.
+{"ready": true, "url": …, …}, or {"error": …} and the process ends. It also ends when the backbone is gone:
+Linux ends it then; elsewhere it notices that its standard input closed, once it has loaded.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -27,12 +29,15 @@ NGRAM_DRAFT_TOKENS = 12
 # The server is never let go: its end would wait, under the interpreter lock, for threads that do not end.
 _kept: list[object] = []
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
 LOG_WARNINGS = 2  # llama.cpp's verbosity: 1 errors, 2 warnings, 3 information
 
 
 def main() -> None:
     config = json.loads(sys.argv[1])
     supervisor = os.fdopen(int(sys.argv[2]), "w")
+    _end_with(int(sys.argv[3]))
     os.environ.update(ENVIRONMENT)
     try:
         report = _start(config)
@@ -52,6 +57,17 @@ def main() -> None:
     # The server's threads do not end by themselves; nothing is left to tidy up.
     sys.stderr.flush()
     os._exit(1 if "error" in report else 0)
+
+
+def _end_with(parent: int) -> None:
+    """Let the backbone alone decide when we end: signals for all of its processes are for it."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if sys.platform == "linux":  # llama.cpp holds the interpreter's lock while it loads: only the kernel can
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if hasattr(os, "getppid") and os.getppid() != parent:
+        os._exit(1)  # it ended before that was set
 
 
 def _start(config: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ STDERR_TAIL_LINES = 20
 RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_MAX_S = 30.0
 STEADY_AFTER_S = 60.0  # an engine that ran this long starts anew with the shortest pause
-STOP_TIMEOUT_S = 2.0
+STOP_TIMEOUT_S = 0.5  # for the last lines of its log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class Engine:
         try:
             await self._start()
         except BaseException:
-            await self._shut_down()
+            await self._shut_down("it was stopped")
             raise
         self._watch_task = asyncio.create_task(self._watch())
         return self
@@ -133,10 +133,14 @@ class Engine:
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.stop("it was stopped")
+
+    async def stop(self, why: str) -> None:
+        """End the engine now and for good; who asks it hears `why`."""
         if self._watch_task is not None:
             self._watch_task.cancel()
             await asyncio.gather(self._watch_task, return_exceptions=True)
-        await self._shut_down()
+        await self._shut_down(why)
 
     async def _start(self) -> None:
         library = await asyncio.to_thread(device_library) if self.config.swarm else None
@@ -149,11 +153,13 @@ class Engine:
                 "backbone.engine.child",
                 json.dumps(self._child_config(library)),
                 str(theirs.fileno()),
+                str(os.getpid()),
                 cwd=PACKAGE_ROOT,  # `-m` finds the package there, installed or not
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # a terminal's Ctrl-C is for us
             )
         except BaseException:
             ours.close()
@@ -247,27 +253,22 @@ class Engine:
                     self._why_down = str(exc)
                     await self._kill()
 
-    async def _shut_down(self) -> None:
+    async def _shut_down(self, why: str) -> None:
         self._url = None
         self._up.clear()
-        self._why_down = "it was stopped"
+        self._why_down = why
         await self._kill()
         await self._link.close()
 
     async def _kill(self) -> None:
-        """Let the process end by closing its standard input; after a while, make it."""
+        """End the process: it has nothing to tidy up, and while it loads it hears nothing else."""
         process = self._process
         if process is None:
             return
         if process.returncode is None:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
         if self._log_task is not None:
             await asyncio.wait((self._log_task,), timeout=STOP_TIMEOUT_S)
             self._log_task.cancel()

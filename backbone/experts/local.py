@@ -111,8 +111,8 @@ class LocalExperts:
         return outputs.reshape(num_tokens, top_k, -1).sum(axis=1)
 
     def close(self) -> None:
-        """Let running work end and free the threads."""
-        self._pool.shutdown(cancel_futures=True)
+        """Take no more work; what runs is not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def expert(self, layer: int, expert: int) -> PackedExpert:
         """Give one packed expert, from the cache or from the file; called from any thread."""

@@ -65,6 +65,14 @@ def create_gateway(door: Door, api_keys: Sequence[str]) -> Starlette:
         matches = [hmac.compare_digest(key.strip().encode(), known.encode()) for known in api_keys]
         return not api_keys or (scheme.lower() == "bearer" and any(matches))
 
+    def why_down(exc: Exception, otherwise: str) -> str:
+        """Say why the engine hung up: that it is being stopped, or how it ended, where that is known."""
+        try:
+            door.engine_url()
+        except EngineDown as down:
+            return str(down)
+        return f"{otherwise}: {type(exc).__name__} {exc}"
+
     async def forward(request: Request) -> Response:
         if not allowed(request):
             return _error(401, "invalid_api_key", "this backbone needs an API key: Authorization: Bearer KEY")
@@ -86,7 +94,7 @@ def create_gateway(door: Door, api_keys: Sequence[str]) -> Starlette:
         try:
             upstream = await client.send(upstream_request, stream=True)
         except httpx.HTTPError as exc:
-            return _error(503, EngineDown.code, f"the engine does not answer: {type(exc).__name__} {exc}")
+            return _error(503, EngineDown.code, why_down(exc, "the engine does not answer"))
         if upstream.status_code >= 500:
             said = _message_in(await upstream.aread())
             await upstream.aclose()
@@ -94,7 +102,7 @@ def create_gateway(door: Door, api_keys: Sequence[str]) -> Starlette:
             cause = failure if failure is not None and failure != failure_before else said
             return _error(upstream.status_code, "engine_error", f"the engine could not compute this: {cause}")
         return StreamingResponse(
-            _relay_body(upstream),
+            _relay_body(upstream, lambda exc: why_down(exc, "the engine stopped")),
             status_code=upstream.status_code,
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
             media_type=upstream.headers.get("content-type"),
@@ -130,12 +138,12 @@ async def _bounded_body(request: Request) -> bytes | None:
     return b"".join(chunks)
 
 
-async def _relay_body(upstream: httpx.Response) -> AsyncIterator[bytes]:
+async def _relay_body(upstream: httpx.Response, why: Callable[[Exception], str]) -> AsyncIterator[bytes]:
     try:
         async for chunk in upstream.aiter_raw():
             yield chunk
     except httpx.HTTPError as exc:  # the engine died in mid-stream: say so inside the stream, then end it
-        error = {"code": EngineDown.code, "message": f"the engine stopped: {type(exc).__name__}"}
+        error = {"code": EngineDown.code, "message": why(exc)}
         yield f"data: {json.dumps({'error': error})}\n\n".encode()
     finally:
         await upstream.aclose()

@@ -5,7 +5,6 @@ import asyncio
 import logging
 import os
 import re
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -13,13 +12,14 @@ from pathlib import Path
 from time import strftime
 from urllib.parse import urlsplit
 
-from backbone.errors import ConfigError
+from backbone.errors import BackboneError, ConfigError
 from backbone.experts.native import KernelFault, NativeKernel
 from backbone.experts.webgpu import WebGpuKernel
 from backbone.lanes.direct import ListenAt, listen_at
 from backbone.node.client import ClientConfig, NodeClient, Status
 from backbone.node.keys import default_key_file, fresh_identity, kept_identity
 from backbone.node.machine import State
+from relay.program.running import leave, run_async
 from relay.wire.sealing import SealPolicy
 
 REPORT_S = 10.0  # between two lines while only the numbers grow
@@ -124,15 +124,10 @@ def main(argv: list[str] | None = None) -> int:
     links = not args.no_links
     config = ClientConfig(args.relay, args.memory, args.name[:40], threads, listen, links, seal)
     try:
-        kernel = WebGpuKernel() if args.kernel == "webgpu" else NativeKernel(threads=threads)
-    except KernelFault as exc:
+        return run_async(lambda: _serve(config, args.kernel), stopped_status=0)
+    except (BackboneError, KernelFault) as exc:
         print(f"expert-node: {exc}", file=sys.stderr)
         return 1
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(_serve(config, kernel))
-    return uvloop.run(_serve(config, kernel))
 
 
 def seal_policy(args: argparse.Namespace) -> SealPolicy:
@@ -158,21 +153,23 @@ def seal_policy(args: argparse.Namespace) -> SealPolicy:
     return SealPolicy(identity, args.require_sealed, args.backbone_key)
 
 
-async def _serve(config: ClientConfig, kernel: NativeKernel | WebGpuKernel) -> int:
-    loop = asyncio.get_running_loop()
-    reporter = Reporter(config, loop)
+async def _serve(config: ClientConfig, kernel_name: str) -> int:
+    kernel = WebGpuKernel() if kernel_name == "webgpu" else NativeKernel(threads=config.threads)
+    reporter = Reporter(config, asyncio.get_running_loop())
     client = NodeClient(config, kernel, reporter.changed)
     reporter.status = client.status
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, client.leave, "the owner stopped this node")
+    serving = asyncio.create_task(client.run())
     try:
-        reason = await client.run()
+        reason = await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        client.leave("the owner stopped this node")
+        reason = await serving
     except OSError as exc:
         print(f"expert-node: cannot listen: {exc}", file=sys.stderr)
         return 1
     reporter.print_line()
-    print(f"expert-node: {reason}", flush=True)
-    return 0 if reason == "left" else 1
+    print(f"expert-node: {reason or 'left'}", flush=True)
+    return 0 if reason in ("left", "") else 1
 
 
 class Reporter:
@@ -244,4 +241,4 @@ def spans(numbers: tuple[int, ...]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

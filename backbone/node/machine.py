@@ -69,7 +69,7 @@ RETRY_BASE_S = 0.5
 RETRY_CAP_S = 30.0
 RECONNECT_CAP_S = 3.0  # a relay that is back has its nodes and backbones again before anybody gives up
 SETTLED_S = 5.0  # a session that lasted this long starts the next backoff from the beginning
-LEAVE_GRACE_S = 2.0  # accepted calls get this long before Bye
+LEAVE_GRACE_S = 1.2  # accepted calls get this long before Bye: one signal ends a node within 2 s
 GOING_AWAY = 1001  # RFC 6455 §7.4.1
 
 # Close codes after which reconnecting unchanged cannot help (PROTOCOL.md "Close codes").

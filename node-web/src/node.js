@@ -12,7 +12,7 @@ export const RETRY_BASE_S = 0.5;
 export const RETRY_CAP_S = 30;
 export const RECONNECT_CAP_S = 3; // a relay that is back has its nodes and backbones again before anybody gives up
 export const SETTLED_S = 5; // a session that lasted this long starts the next backoff from the beginning
-export const LEAVE_GRACE_S = 2; // accepted calls get this long before Bye
+export const LEAVE_GRACE_S = 1.2; // accepted calls get this long before Bye
 export const GOING_AWAY = 1001; // RFC 6455 §7.4.1
 
 /** Close codes after which reconnecting unchanged cannot help (PROTOCOL.md "Close codes"). */
