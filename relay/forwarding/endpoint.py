@@ -24,6 +24,7 @@ from relay.pool.inventory import BackboneRecord
 from relay.pool.pool import Pool
 from relay.signalling.rooms import Rooms
 from relay.wire.close import CloseCode
+from relay.wire.errors import FrameTooLarge
 from relay.wire.fields import fingerprint
 from relay.wire.frames import MAX_FRAME_BYTES, PASSED_ON, SIGNAL_TYPES, FrameType, Header
 from relay.wire.messages import (
@@ -73,6 +74,7 @@ class Hub:
         self.stun: Callable[[str], str | None] = lambda reached_at: None  # host:port, see StunEndpoint.told
         self.draining = False
         self.on_backbones_changed: Callable[[], None] = lambda: None
+        self.awaited: Callable[[str], bool] = lambda slice_id: False  # see Pool.tick
         self._token = backbone_token
         self._metrics = metrics
         self._passed = {kind: [0, 0] for kind in PASSED_ON}  # frames, bytes; not yet in the metrics
@@ -149,9 +151,9 @@ class Hub:
                 self._away.pop(self._id(connection), None)  # it takes its place
                 self.pool.offer(handle, self._id(connection), event)
             case SliceReady():
-                self.pool.slices_ready(handle, event)
+                self.pool.slices_ready(handle, event, monotonic())
             case Pause(paused):
-                self.pool.pause(handle, paused)
+                self.pool.pause(handle, paused, monotonic())
             case PathReport(paths):
                 self._paths[handle] = {path.peer: (path, monotonic()) for path in paths}
             case Register():
@@ -347,7 +349,7 @@ class Hub:
         self._settling = None
         before = {node.handle: node.backbone for node in self.pool.nodes.values()}
         with self._metrics.settle_seconds.time():
-            told = self.pool.settle()
+            told = self.pool.settle(monotonic())
         for node in self.pool.nodes.values():
             if node.backbone != before[node.handle]:
                 self._fail_calls(node.handle, "the node works for another backbone now")
@@ -355,11 +357,14 @@ class Hub:
             connection = self._connections.get(item.handle)
             if connection is None or not connection.ready:
                 continue
-            match item.message:
-                case Assign():
-                    connection.session.send_assign(item.message)
-                case Peers():
-                    connection.session.send_peers(item.message)
+            try:
+                match item.message:
+                    case Assign():
+                        connection.session.send_assign(item.message)
+                    case Peers():
+                        connection.session.send_peers(item.message)
+            except FrameTooLarge as exc:  # the others are told all the same
+                log.error("session %d is not told what changed: %s", item.handle, exc)
             connection.flush()
 
     def count(self) -> None:
@@ -384,6 +389,7 @@ class Hub:
         while True:
             await asyncio.sleep(min(TICK_S, self.config.ping_interval_s / 4))
             self.count()
+            self.pool.tick(monotonic(), self.awaited)
             self._expire(monotonic())
             for connection in list(self._connections.values()):
                 try:
@@ -456,6 +462,9 @@ class Hub:
                     "epoch": node.epoch,
                     "slices_assigned": len(node.desired),
                     "slices_ready": len(node.ready & node.desired),
+                    "slices_refused": len(node.refused),
+                    "why_refused": node.why,
+                    "doubted": node.loading.doubted or node.set_aside,
                     "rtt_ms": connections[node.handle].session.rtt_ms,
                     "queued_bytes": connections[node.handle].outbox.size_bytes,
                 }

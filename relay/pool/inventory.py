@@ -1,18 +1,24 @@
 """Keep what nodes offer and what backbones need, in the terms of placement: units of a model. Pure."""
 
+import json
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from relay.pool.loading import Loading
 from relay.pool.place import Need, Units
+from relay.wire.frames import PAYLOAD_LIMITS, FrameType
 from relay.wire.manifest import Manifest
 from relay.wire.messages import Assign, AssignLayer, Experts, Offer, Peers
+
+UNIT_CHARS = 80  # of a slice in an Assign: its number and its name
+ASSIGN_CHARS = PAYLOAD_LIMITS[FrameType.ASSIGN] - 1000
 
 
 class Catalogue:
     """A manifest, indexed: unit u is slice `slices[u]` of layer `need.unit_layer[u]`."""
 
-    __slots__ = ("_first", "manifest", "need", "slice_bytes", "slices", "units")
+    __slots__ = ("_first", "manifest", "most_units", "need", "slice_bytes", "slices", "units")
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -29,6 +35,8 @@ class Catalogue:
         for unit, slice_id in enumerate(self.slices):
             self.units.setdefault(slice_id, []).append(unit)
             self.slice_bytes[slice_id] = int(self.need.unit_bytes[unit])
+        layers_chars = sum(len(json.dumps([layer.formula, layer.grid])) + 100 for layer in manifest.layers)
+        self.most_units = max(0, (ASSIGN_CHARS - layers_chars) // UNIT_CHARS)  # that one Assign can name
 
     @property
     def size_bytes(self) -> int:
@@ -46,6 +54,13 @@ class Catalogue:
             first = self._first[position]
             units.update(first + e for e in experts.get(layer.layer, ()) if e < len(layer.slices))
         return frozenset(units)
+
+    def bytes_of(self, units: frozenset[int]) -> int:
+        return int(self.need.unit_bytes[list(units)].sum())
+
+    @property
+    def largest_bytes(self) -> int:
+        return int(self.need.unit_bytes.max(initial=0))
 
     def slices_of(self, units: frozenset[int]) -> frozenset[str]:
         return frozenset(self.slices[unit] for unit in units)
@@ -86,6 +101,11 @@ class NodeRecord:
     epoch: int = 0
     desired: frozenset[int] = frozenset()  # units it shall hold
     ready: frozenset[int] = frozenset()  # units it said it can compute
+    refused: frozenset[int] = frozenset()  # units it said it will not load, and why
+    why: str = ""
+    loading: Loading = field(default_factory=Loading)
+    paused_at: float = 0.0  # when, if it is
+    set_aside: bool = False  # it was paused for so long that what it holds counts for nothing
 
 
 @dataclass(slots=True)

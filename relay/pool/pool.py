@@ -7,15 +7,19 @@ connect, so a restarted relay needs no memory.
 
 A node whose session broke may be back in a moment. Until then its place is kept: it is not called, and its
 slices are not given to others, so that a phone that changes networks costs nobody a download.
+
+Assigned is not held: `tick` doubts nodes that do not load (`loading.py`) or stay paused; others get a copy.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from relay.pool.inventory import BackboneRecord, Catalogue, NodeRecord
 from relay.pool.pairing import Candidate, pair
 from relay.pool.place import Room, place
 from relay.wire.messages import Assign, Offer, PeerNode, Peers, Register, SliceReady
+
+PAUSE_S = 4.0  # a node that is paused for longer counts for nothing until it is not
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +56,14 @@ class Pool:
         if node is None:
             made = self.nodes[handle] = NodeRecord(handle, node_id, offer, frozenset(offer.inventory))
             if (back := self.away.pop(node_id, None)) is not None:
-                made.former, made.desired = back.former, back.desired
+                made.former, made.desired, made.loading = back.former, back.desired, back.loading
         else:
+            if offer.kernel != node.offer.kernel:  # which may take what the former one refused
+                node.refused, node.told = frozenset(), None
             node.offer, node.inventory = offer, frozenset(offer.inventory)
         self._placement_changed = True
 
-    def slices_ready(self, handle: int, ready: SliceReady) -> None:
+    def slices_ready(self, handle: int, ready: SliceReady, now: float = 0.0) -> None:
         """A node said what it can compute now; what belongs to an earlier pairing is ignored."""
         node = self.nodes.get(handle)
         if node is None or node.backbone is None or ready.epoch != node.epoch:
@@ -65,13 +71,46 @@ class Pool:
         catalogue = self.backbones[node.backbone].catalogue
         node.ready = catalogue.units_of(ready.experts)
         node.inventory |= catalogue.slices_of(node.ready)
+        refused = catalogue.units_of(ready.refused)
+        if refused != node.refused:
+            node.refused, node.why = refused, ready.why
+            node.inventory -= catalogue.slices_of(refused)
+            self._placement_changed = True
+        if node.loading.progressed(*self._amounts(node, catalogue), catalogue.largest_bytes, now):
+            self._placement_changed = True
         self._peers_changed = True
 
-    def pause(self, handle: int, paused: bool) -> None:
+    def pause(self, handle: int, paused: bool, now: float = 0.0) -> None:
         """A node stops taking calls, or starts again; it keeps what it holds."""
-        if handle in self.nodes:
-            self.nodes[handle].paused = paused
-            self._peers_changed = True
+        node = self.nodes.get(handle)
+        if node is None:
+            return
+        if paused and not node.paused:
+            node.paused_at = now
+        if not paused and node.set_aside:
+            node.set_aside = False
+            self._placement_changed = True
+        node.paused = paused
+        self._peers_changed = True
+
+    def tick(self, now: float, awaited: Callable[[str], bool] = lambda slice_id: False) -> None:
+        """
+        Time passed: judge who does not load what it was assigned.
+
+        awaited: whether a slice is asked of its backbone and not here yet; who waits for it is not to blame.
+        """
+        for node in self.nodes.values():
+            if node.backbone is None:
+                continue
+            if node.paused and not node.set_aside and now - node.paused_at >= PAUSE_S:
+                node.set_aside = self._placement_changed = True
+            catalogue = self.backbones[node.backbone].catalogue
+            if not node.loading.due(catalogue.largest_bytes, now):
+                continue
+            missing = node.desired - node.ready - node.refused
+            starved = any(awaited(catalogue.slices[unit]) for unit in missing)
+            if node.loading.judge(catalogue.largest_bytes, starved, now):
+                self._placement_changed = True
 
     def register(self, handle: int, backbone_id: str, register: Register) -> None:
         """A backbone said what it serves, for the first time or again."""
@@ -146,13 +185,13 @@ class Pool:
 
     # -- what follows from it
 
-    def settle(self) -> list[Told]:
+    def settle(self, now: float = 0.0) -> list[Told]:
         """Work out pairing and placement, and return what peers must be told."""
         told: list[Told] = []
         if self._placement_changed:
             self._pair()
             for backbone in self.backbones.values():
-                told.extend(self._place(backbone))
+                told.extend(self._place(backbone, now))
         for backbone in self.backbones.values():
             peers = self._peers(backbone)
             if peers != backbone.told:
@@ -188,17 +227,12 @@ class Pool:
             backbone.nodes.add(node.handle)
             self._epoch = self._epoch % 0xFFFF_FFFF + 1
 
-    def _place(self, backbone: BackboneRecord) -> Iterable[Told]:
+    def _place(self, backbone: BackboneRecord, now: float) -> Iterable[Told]:
         """Place the model on the backbone's nodes; a node is told when its set changed."""
         catalogue = backbone.catalogue
         nodes = [self.nodes[handle] for handle in sorted(backbone.nodes)]
         nodes += [node for node in self.away.values() if node.former == backbone.backbone_id]
-        rooms = [
-            # what a node is fetching counts as held: a newcomer must not turn its fetches around
-            Room(node.node_id, node.offer.memory_bytes, catalogue.held(node.inventory) | node.desired)
-            for node in nodes
-        ]
-        placement = place(catalogue.need, rooms)
+        placement = place(catalogue.need, [_room(node, catalogue) for node in nodes])
         for node in nodes:
             desired = frozenset(placement[node.node_id].tolist())
             if node.node_id in self.away:
@@ -209,7 +243,13 @@ class Pool:
             node.desired = desired
             node.inventory &= catalogue.slices_of(desired)  # it drops the rest
             node.told = catalogue.assign(placement[node.node_id], node.epoch, backbone.handle, backbone.seal)
+            node.loading.assigned(*self._amounts(node, catalogue), now)
             yield Told(node.handle, node.told)
+
+    def _amounts(self, node: NodeRecord, catalogue: Catalogue) -> tuple[int, int]:
+        """Say how many bytes a node holds of what it shall hold, and how many it does not."""
+        ready = node.desired & node.ready
+        return catalogue.bytes_of(ready), catalogue.bytes_of(node.desired - ready - node.refused)
 
     def _peers(self, backbone: BackboneRecord) -> Peers:
         """List the nodes that are ready for this backbone."""
@@ -239,3 +279,21 @@ class Pool:
         for handle in handles:
             node = self.nodes[handle]
             node.backbone, node.epoch, node.desired, node.ready = None, 0, frozenset(), frozenset()
+            node.refused, node.why = frozenset(), ""
+
+
+def _room(node: NodeRecord, catalogue: Catalogue) -> Room:
+    """Say what a node can take, and what counts of what it was given before."""
+    loading = node.loading
+    pledge = node.offer.memory_bytes
+    memory = pledge if loading.trusted_bytes is None else min(pledge, loading.trusted_bytes)
+    # what a node is fetching counts as held: a newcomer must not turn its fetches around
+    coming = catalogue.held(node.inventory) | node.desired
+    held = coming - node.refused
+    if node.set_aside:
+        held = frozenset()
+    elif loading.doubted:
+        held = node.ready - node.refused
+    doubted = node.set_aside or loading.doubted
+    doubtful = coming - held if doubted else frozenset()
+    return Room(node.node_id, memory, held, doubted, doubtful, node.refused, catalogue.most_units)

@@ -256,3 +256,76 @@ def test_node_that_is_away_counts_for_its_backbone_when_nodes_are_shared_out() -
     assert assigns(pool.settle()) == {}
     pool.offer(9, "n1", offer())
     assert {h: a.peer for h, a in assigns(pool.settle()).items()} == {9: first[3]}
+
+
+def test_what_a_node_refuses_goes_to_others_at_once_and_to_it_never_again() -> None:
+    pool = Pool()
+    pool.register(1, "b1", register())
+    pool.offer(2, "n1", offer(20))
+    pool.offer(3, "n2", offer(20))
+    told = assigns(pool.settle())
+    mine = held(told[2])
+    ((layer, _), *_) = mine
+    pool.slices_ready(2, SliceReady(told[2].epoch, {}, {layer: (0, 1)}, "weight format 99"))
+    told = assigns(pool.settle())
+    assert held(told[3]) == mine and not held(told[2]) & mine
+    assert pool.nodes[2].why == "weight format 99"
+    pool.offer(4, "n3", offer(999))
+    pool.settle()
+    assert not pool.nodes[2].desired & pool.nodes[2].refused
+
+
+def test_node_with_another_kernel_is_asked_again_for_what_it_refused() -> None:
+    pool = Pool()
+    assign = joined(pool)
+    pool.slices_ready(2, SliceReady(assign.epoch, {}, {0: (0, 1), 1: (0, 1)}, "the graphics kernel: no"))
+    assert held(assigns(pool.settle())[2]) == set()
+    pool.offer(2, "n1", replace(offer(), kernel="native", gb_per_s=9.0))
+    again = assigns(pool.settle())[2]
+    assert held(again) == held(assign)
+    pool.slices_ready(2, ready(again))
+    (node,) = peers(pool.settle())[1].nodes
+    assert (node.kernel, node.gb_per_s) == ("native", 9.0)
+
+
+def test_node_that_holds_less_than_it_pledged_says_so_and_keeps_what_it_has() -> None:
+    pool = Pool()
+    assign = joined(pool)
+    pool.slices_ready(2, SliceReady(assign.epoch, {0: (0, 1)}))
+    pool.offer(2, "n1", offer(20))
+    assert held(assigns(pool.settle())[2]) == {(0, 0), (0, 1)}
+
+
+def test_assignment_never_grows_beyond_one_frame() -> None:
+    pool = Pool()
+    pool.register(1, "b1", register(layers=2, experts=4))
+    catalogue = pool.backbones[1].catalogue
+    assert catalogue.most_units > 200_000
+    catalogue.most_units = 3
+    pool.offer(2, "n1", offer(1 << 50))
+    pool.offer(3, "n2", offer(1 << 50))
+    pool.offer(4, "n3", offer(1 << 50))
+    told = assigns(pool.settle())
+    assert all(len(held(assign)) <= 3 for assign in told.values())
+    assert set().union(*map(held, told.values())) == {(n, e) for n in (0, 1) for e in range(4)}
+
+
+def test_what_a_node_holds_that_stays_paused_is_given_to_others_until_it_is_back() -> None:
+    pool = Pool()
+    pool.register(1, "b1", register())
+    for handle in (2, 3, 4):
+        pool.offer(handle, f"n{handle}", offer(20))
+    told = assigns(pool.settle())
+    for handle, assign in told.items():
+        pool.slices_ready(handle, ready(assign))
+    pool.settle()
+    alone = next(h for h in told if not any(held(told[h]) & held(told[o]) for o in told if o != h))
+    pool.pause(alone, True, 10.0)
+    pool.tick(11.0)
+    assert assigns(pool.settle(11.0)) == {}, "a short pause costs nobody a download"
+    pool.tick(15.0)
+    others = told | assigns(pool.settle(15.0))
+    others.pop(alone)
+    assert set().union(*map(held, others.values())) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    pool.pause(alone, False, 20.0)
+    assert assigns(pool.settle(20.0)) == {}
