@@ -18,8 +18,10 @@ import uvicorn
 
 from relay.app import create_app
 from relay.config import Config
+from relay.errors import ConfigError
 from relay.forwarding.endpoint import Hub
 from relay.forwarding.socket import ServerSocket
+from relay.program.ports import cannot_listen
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +57,11 @@ def listen(config: Config) -> socket.socket:
                     exc.strerror,
                     found.decode(),
                 )
-        listener.bind((config.host, config.port))
-        listener.listen(BACKLOG)
+        try:
+            listener.bind((config.host, config.port))
+            listener.listen(BACKLOG)
+        except OSError as exc:
+            raise ConfigError(cannot_listen("page and sessions", config.host, config.port, exc)) from exc
     except BaseException:
         listener.close()
         raise
