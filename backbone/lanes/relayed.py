@@ -121,7 +121,7 @@ class RelayedLane:
         self._session_url = session_url(relay_url)
         self._hello = hello
         self._policy = seal or SealPolicy()
-        self._register = replace(register, seal=self._policy.public)
+        self._register = replace(register, seal=self._policy.public, changes=True)
         self._sealing = BackboneSealing(self._policy)  # of the session, as the next two
         self._peers = Peers(())
         self._handlers = handlers

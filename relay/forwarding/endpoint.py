@@ -9,7 +9,10 @@ import asyncio
 import hmac
 import logging
 import secrets
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -21,12 +24,12 @@ from relay.forwarding.socket import ServerSocket
 from relay.forwarding.table import Calls, OpenCall
 from relay.metrics import Metrics
 from relay.pool.inventory import BackboneRecord
-from relay.pool.pool import Pool
+from relay.pool.pool import Pool, Told
 from relay.signalling.rooms import Rooms
 from relay.wire.close import CloseCode
-from relay.wire.errors import FrameTooLarge
+from relay.wire.errors import LocalProtocolError
 from relay.wire.fields import fingerprint
-from relay.wire.frames import MAX_FRAME_BYTES, PASSED_ON, SIGNAL_TYPES, FrameType, Header
+from relay.wire.frames import MAX_FRAME_BYTES, PASSED_ON, SIGNAL_TYPES, Frame, FrameType, Header
 from relay.wire.messages import (
     Assign,
     Drain,
@@ -36,7 +39,6 @@ from relay.wire.messages import (
     PathReport,
     PathState,
     Pause,
-    Peers,
     Register,
     SliceReady,
     SliceWanted,
@@ -46,6 +48,8 @@ from relay.wire.session import Closed, Event, ForwardReceived, RelaySession, Sta
 
 log = logging.getLogger(__name__)
 
+MAX_SETTLE_PAUSE_S = 1.0
+SWITCH_S = 0.0005  # the loop does not wait for the thread that settles longer than this; Python's own is 5 ms
 SETTLE_DELAY_S = 0.02  # changes within it are settled together: a swarm that reconnects is one change
 TICK_S = 0.25
 
@@ -85,13 +89,15 @@ class Hub:
         self._paths: dict[int, dict[int, tuple[PathState, float]]] = {}  # backbone -> node -> said, when
         self._sealed: dict[int, bool] = {}  # node -> whether the last frame for it came sealed
         self._next_handle = 1
-        self._settling: asyncio.TimerHandle | None = None
+        self._settling: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "settle")
         self._ticker: asyncio.Task[None] | None = None
         metrics.queued.set_function(lambda: sum(c.outbox.size_bytes for c in self._connections.values()))
 
     # -- life
 
     async def start(self) -> None:
+        sys.setswitchinterval(SWITCH_S)
         self._ticker = asyncio.create_task(self._tick_forever())
 
     async def drain(self, reason: str) -> None:
@@ -108,11 +114,11 @@ class Hub:
             self._end(connection, CloseCode.GOING_AWAY, reason)
 
     async def stop(self) -> None:
-        if self._settling is not None:
-            self._settling.cancel()
-        if self._ticker is not None:
-            self._ticker.cancel()
-            await asyncio.gather(self._ticker, return_exceptions=True)
+        tasks = [task for task in (self._settling, self._ticker) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     # -- one socket
 
@@ -343,29 +349,61 @@ class Hub:
 
     def _settle_soon(self) -> None:
         if self._settling is None:
-            self._settling = asyncio.get_running_loop().call_later(SETTLE_DELAY_S, self._settle)
+            self._settling = asyncio.create_task(self._settle())
 
-    def _settle(self) -> None:
+    async def _settle(self) -> None:
+        """
+        Settle a copy of the pool in a thread, adopt what it decided, and tell it in small turns of the loop.
+
+        Then as long a pause as it took: however much happens, calls have half of the processor.
+        """
+        await asyncio.sleep(SETTLE_DELAY_S)
+        started = monotonic()
+        try:
+            before = self.pool.copy()
+            working = before.copy()
+            with self._metrics.settle_seconds.time():
+                told = await self._aside(partial(working.settle, started))
+            former = {node.handle: node.backbone for node in self.pool.nodes.values()}
+            self.pool.adopt(working, before)
+            for node in self.pool.nodes.values():
+                if node.backbone != former[node.handle]:
+                    self._fail_calls(node.handle, "the node works for another backbone now")
+            garbage = [before, working]
+            del before, working
+            await self._aside(garbage.clear)  # what millions of entries cost to free, the loop does not pay
+            while told:
+                await self._tell(told.pop(0))
+            await asyncio.sleep(min(MAX_SETTLE_PAUSE_S, monotonic() - started))
+        except Exception:
+            log.exception("settling failed; it is tried again")
+            self.pool.unsettle()
+            await asyncio.sleep(MAX_SETTLE_PAUSE_S)
         self._settling = None
-        before = {node.handle: node.backbone for node in self.pool.nodes.values()}
-        with self._metrics.settle_seconds.time():
-            told = self.pool.settle(monotonic())
-        for node in self.pool.nodes.values():
-            if node.backbone != before[node.handle]:
-                self._fail_calls(node.handle, "the node works for another backbone now")
-        for item in told:
-            connection = self._connections.get(item.handle)
-            if connection is None or not connection.ready:
-                continue
-            try:
-                match item.message:
-                    case Assign():
-                        connection.session.send_assign(item.message)
-                    case Peers():
-                        connection.session.send_peers(item.message)
-            except FrameTooLarge as exc:  # the others are told all the same
-                log.error("session %d is not told what changed: %s", item.handle, exc)
+        if self.pool.unsettled:
+            self._settle_soon()
+
+    async def _tell(self, item: Told) -> None:
+        """Send one message to a peer that is still the one it was made for."""
+        connection = self._connections.get(item.handle)
+        if connection is None or not connection.ready:
+            return
+        message = item.message
+        try:
+            data = await self._aside(lambda: Frame(message.TYPE, message.to_payload()).encode())
+        except LocalProtocolError as exc:  # one peer's message, nobody else's
+            log.error("peer %d is not told what it shall know: %s", item.handle, exc)
+            return
+        node = self.pool.nodes.get(item.handle)
+        if isinstance(message, Assign) and (node is None or node.told is not message):
+            return  # it is out of date
+        if connection.ready:
+            connection.session.send_encoded(message.TYPE, data)
             connection.flush()
+
+    async def _aside[T](self, work: Callable[[], T]) -> T:
+        """Do what takes long in a thread. One at a time: it shares the interpreter with the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def count(self) -> None:
         """Bring the metrics up to date: their locks are too dear for every frame."""

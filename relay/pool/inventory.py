@@ -1,6 +1,7 @@
 """Keep what nodes offer and what backbones need, in the terms of placement: units of a model. Pure."""
 
 import json
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,7 @@ from relay.pool.loading import Loading
 from relay.pool.place import Need, Units
 from relay.wire.frames import PAYLOAD_LIMITS, FrameType
 from relay.wire.manifest import Manifest
-from relay.wire.messages import Assign, AssignLayer, Experts, Offer, Peers
+from relay.wire.messages import Assign, AssignLayer, Experts, Offer, PeerNode, Peers
 
 UNIT_CHARS = 80  # of a slice in an Assign: its number and its name
 ASSIGN_CHARS = PAYLOAD_LIMITS[FrameType.ASSIGN] - 1000
@@ -44,8 +45,11 @@ class Catalogue:
 
     def held(self, inventory: frozenset[str]) -> frozenset[int]:
         """Return which units a node with this inventory holds."""
-        known = inventory & self.units.keys()
-        return frozenset(unit for slice_id in known for unit in self.units[slice_id])
+        return frozenset(unit for slice_id in inventory for unit in self.units.get(slice_id, ()))
+
+    def count_held(self, inventory: frozenset[str]) -> int:
+        """Return how many of these slices the model has."""
+        return sum(map(self.units.__contains__, inventory))
 
     def units_of(self, experts: Experts) -> frozenset[int]:
         """Return the units a node names as ready; what the model does not have is left out."""
@@ -106,6 +110,13 @@ class NodeRecord:
     loading: Loading = field(default_factory=Loading)
     paused_at: float = 0.0  # when, if it is
     set_aside: bool = False  # it was paused for so long that what it holds counts for nothing
+    # Its entry in Peers, and what that was made of.
+    listed: tuple[tuple[object, ...], PeerNode | None] | None = None
+
+    def copy(self) -> "NodeRecord":
+        made = copy(self)
+        made.loading = copy(self.loading)
+        return made
 
 
 @dataclass(slots=True)
@@ -117,5 +128,6 @@ class BackboneRecord:
     name: str
     catalogue: Catalogue
     seal: str | None = None  # its identity, if it seals
+    changes: bool = False  # it takes lists of what changed
     told: Peers | None = None  # what it was told last
     nodes: set[int] = field(default_factory=set)

@@ -5,6 +5,10 @@ Changes only mark the pool as unsettled; `settle()` works out pairing and placem
 returns the messages that differ from what was told last. Everything is rebuilt from what peers say when they
 connect, so a restarted relay needs no memory.
 
+Settling is dear where there are many nodes, and calls must not wait for it. So a driver may settle a `copy()`
+elsewhere and `adopt()` what that decided: records are shallow and their sets immutable, so a copy is cheap.
+What was said meanwhile stays said, and is settled next time.
+
 A node whose session broke may be back in a moment. Until then its place is kept: it is not called, and its
 slices are not given to others, so that a phone that changes networks costs nobody a download.
 
@@ -12,7 +16,9 @@ Assigned is not held: `tick` doubts nodes that do not load (`loading.py`) or sta
 """
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from relay.pool.inventory import BackboneRecord, Catalogue, NodeRecord
 from relay.pool.pairing import Candidate, pair
@@ -28,6 +34,13 @@ class Told:
 
     handle: int
     message: Assign | Peers
+
+
+PIECE_EXPERTS = 50_000  # in one Peers, some 300 KB
+
+# What settling decides of a node, all else is what it said: `adopt` takes these over. `inventory` is both.
+DECIDED = ("backbone", "epoch", "desired", "ready", "told", "listed")
+_decided = attrgetter(*DECIDED)
 
 
 class Pool:
@@ -47,6 +60,66 @@ class Pool:
     def unsettled(self) -> bool:
         """Whether `settle()` may have something to say."""
         return self._placement_changed or self._peers_changed
+
+    # -- settling elsewhere
+
+    def copy(self) -> "Pool":
+        """Give a pool of its own to settle; this one counts as settled but for what is said from now on."""
+        other = Pool(self._epoch)
+        other.nodes = {handle: node.copy() for handle, node in self.nodes.items()}
+        other.away = {node_id: node.copy() for node_id, node in self.away.items()}
+        for handle, backbone in self.backbones.items():
+            made = other.backbones[handle] = copy(backbone)
+            made.nodes = set(backbone.nodes)
+        other._placement_changed, other._peers_changed = self._placement_changed, self._peers_changed
+        self._placement_changed = self._peers_changed = False
+        return other
+
+    def adopt(self, settled: "Pool", before: "Pool") -> None:
+        """
+        Take over what was decided on a copy; `before` is another copy of the same moment, not settled.
+
+        A node that came, left or was unpaired meanwhile stays as it is now: the pool is unsettled then.
+        """
+        self._epoch = settled._epoch
+        for handle, decided in settled.nodes.items():
+            node, was = self.nodes.get(handle), before.nodes[handle]
+            if node is None or (node.backbone, node.epoch) != (was.backbone, was.epoch):
+                continue
+            if decided.backbone is not None and not self._same_backbone(before, decided.backbone):
+                continue
+            ready = node.ready  # what it said meanwhile counts, unless it is paired anew
+            for name, value in zip(DECIDED, _decided(decided), strict=True):
+                setattr(node, name, value)
+            if node.epoch == was.epoch:
+                node.ready = ready
+            else:
+                node.refused, node.why = decided.refused, decided.why
+            if decided.told is not was.told:
+                node.loading = decided.loading
+            if node.inventory is was.inventory:
+                node.inventory = decided.inventory
+            else:
+                node.inventory = decided.inventory | (node.inventory - was.inventory)
+        for node_id, decided in settled.away.items():
+            if (node := self.away.get(node_id)) is not None:
+                node.former, node.desired = decided.former, decided.desired
+        for handle, backbone in self.backbones.items():
+            backbone.nodes = set()
+            if self._same_backbone(before, handle):
+                backbone.told = settled.backbones[handle].told
+        for node in self.nodes.values():
+            if node.backbone is not None:
+                self.backbones[node.backbone].nodes.add(node.handle)
+
+    def _same_backbone(self, before: "Pool", handle: int) -> bool:
+        """Whether this backbone is still here with the manifest it had."""
+        now, was = self.backbones.get(handle), before.backbones.get(handle)
+        return now is not None and was is not None and now.catalogue is was.catalogue
+
+    def unsettle(self) -> None:
+        """Settle all of it next time."""
+        self._placement_changed = self._peers_changed = True
 
     # -- what happened
 
@@ -116,7 +189,9 @@ class Pool:
         """A backbone said what it serves, for the first time or again."""
         old = self.backbones.get(handle)
         catalogue = Catalogue(register.manifest)
-        self.backbones[handle] = BackboneRecord(handle, backbone_id, register.name, catalogue, register.seal)
+        self.backbones[handle] = BackboneRecord(
+            handle, backbone_id, register.name, catalogue, register.seal, register.changes
+        )
         if old is not None:
             self._unpair(old.nodes)
         self._placement_changed = True
@@ -193,10 +268,11 @@ class Pool:
             for backbone in self.backbones.values():
                 told.extend(self._place(backbone, now))
         for backbone in self.backbones.values():
-            peers = self._peers(backbone)
-            if peers != backbone.told:
+            peers, told_last = self._peers(backbone), backbone.told
+            if told_last is None or peers.nodes != told_last.nodes:
                 backbone.told = peers
-                told.append(Told(backbone.handle, peers))
+                said = _pieces(told_last, peers) if backbone.changes else [peers]
+                told.extend(Told(backbone.handle, piece) for piece in said)
         self._placement_changed = self._peers_changed = False
         return told
 
@@ -208,7 +284,7 @@ class Pool:
             Candidate(
                 node_id,
                 self.backbones[node.backbone].backbone_id if node.backbone is not None else node.former,
-                {bid: len(node.inventory & b.catalogue.units.keys()) for bid, b in by_id.items()},
+                {bid: b.catalogue.count_held(node.inventory) for bid, b in by_id.items()},
             )
             for node_id, node in nodes.items()
         ]
@@ -252,27 +328,37 @@ class Pool:
         return catalogue.bytes_of(ready), catalogue.bytes_of(node.desired - ready - node.refused)
 
     def _peers(self, backbone: BackboneRecord) -> Peers:
-        """List the nodes that are ready for this backbone."""
+        """List the nodes that are ready for this backbone; an entry is made anew only when it changed."""
         nodes = []
         for handle in sorted(backbone.nodes):
             node = self.nodes[handle]
-            usable = node.ready & node.desired
-            if usable and not node.paused:
-                nodes.append(
-                    PeerNode(
-                        peer=node.handle,
-                        node_id=node.node_id,
-                        name=node.offer.name,
-                        kernel=node.offer.kernel,
-                        gb_per_s=node.offer.gb_per_s,
-                        epoch=node.epoch,
-                        experts=backbone.catalogue.experts(usable),
-                        lanes=node.offer.lanes,
-                        listen=node.offer.listen,
-                        seal=node.offer.seal,
-                    )
-                )
+            if node.paused or not node.ready:
+                continue
+            made_of = (node.epoch, node.ready, node.desired, node.offer)
+            made = node.listed
+            if made is None or any(a is not b for a, b in zip(made[0], made_of, strict=True)):
+                made = node.listed = made_of, self._entry(backbone, node)
+            if made[1] is not None:
+                nodes.append(made[1])
         return Peers(tuple(nodes))
+
+    def _entry(self, backbone: BackboneRecord, node: NodeRecord) -> PeerNode | None:
+        """Describe a node for its backbone; None while it has nothing ready that it shall hold."""
+        usable = node.ready & node.desired
+        if not usable:
+            return None
+        return PeerNode(
+            peer=node.handle,
+            node_id=node.node_id,
+            name=node.offer.name,
+            kernel=node.offer.kernel,
+            gb_per_s=node.offer.gb_per_s,
+            epoch=node.epoch,
+            experts=backbone.catalogue.experts(usable),
+            lanes=node.offer.lanes,
+            listen=node.offer.listen,
+            seal=node.offer.seal,
+        )
 
     def _unpair(self, handles: Iterable[int]) -> None:
         """Forget the pairing of nodes. They are told nothing: they keep their slices for the next one."""
@@ -297,3 +383,22 @@ def _room(node: NodeRecord, catalogue: Catalogue) -> Room:
     doubted = node.set_aside or loading.doubted
     doubtful = coming - held if doubted else frozenset()
     return Room(node.node_id, memory, held, doubted, doubtful, node.refused, catalogue.most_units)
+
+
+def _pieces(old: Peers | None, new: Peers) -> list[Peers]:
+    """Say what differs from what was told last, in messages of bounded size; the first is whole."""
+    before = {} if old is None else {node.peer: node for node in old.nodes}
+    changed = [node for node in new.nodes if before.pop(node.peer, None) != node]
+    pieces: list[Peers] = []
+    piece: list[PeerNode] = []
+    experts = 0
+    for node in changed:
+        piece.append(node)
+        experts += sum(map(len, node.experts.values()))
+        if experts >= PIECE_EXPERTS:
+            pieces.append(Peers(tuple(piece), change=True))
+            piece, experts = [], 0
+    pieces.append(Peers(tuple(piece), change=True, gone=tuple(before)))
+    if old is None:
+        pieces[0] = replace(pieces[0], change=False)
+    return pieces

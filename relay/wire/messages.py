@@ -242,12 +242,16 @@ class Offer(Json):
 
 @dataclass(frozen=True, slots=True)
 class Register(Json):
-    """Say what a backbone serves. `seal` is its identity (Ed25519), if it seals."""
+    """
+    Say what a backbone serves. `seal` is its identity (Ed25519), if it seals; `changes`: it takes Peers that
+    say only what changed.
+    """
 
     TYPE = FrameType.REGISTER
     name: str
     manifest: Manifest
     seal: str | None = None
+    changes: bool = False
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
@@ -255,10 +259,13 @@ class Register(Json):
             name=fields.text("name", NAME_CHARS),
             manifest=Manifest.from_fields(fields.object("manifest")),
             seal=_read_seal(fields),
+            changes=fields.boolean("changes") if fields.has("changes") else False,
         )
 
     def to_json(self) -> JsonObject:
-        return {"name": self.name, "manifest": self.manifest.to_json()} | _given(seal=self.seal)
+        return {"name": self.name, "manifest": self.manifest.to_json()} | _given(
+            seal=self.seal, changes=self.changes
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,17 +415,39 @@ class PeerNode:
 
 @dataclass(frozen=True, slots=True)
 class Peers(Json):
-    """Tell a backbone all nodes that are ready for it; it replaces the former list."""
+    """
+    Tell a backbone all nodes that are ready for it; it replaces the former list.
+
+    `change`: only what is different from it, which nodes came or changed, and which are `gone`.
+    """
 
     TYPE = FrameType.PEERS
     nodes: tuple[PeerNode, ...]
+    change: bool = False
+    gone: tuple[int, ...] = ()
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
-        return cls(nodes=tuple(PeerNode.from_fields(entry) for entry in fields.objects("nodes", MAX_NODES)))
+        return cls(
+            nodes=tuple(PeerNode.from_fields(entry) for entry in fields.objects("nodes", MAX_NODES)),
+            change=fields.boolean("change") if fields.has("change") else False,
+            gone=fields.integers("gone", 1, _U32, MAX_NODES) if fields.has("gone") else (),
+        )
 
     def to_json(self) -> JsonObject:
-        return {"nodes": [node.to_json() for node in self.nodes]}
+        return {"nodes": [node.to_json() for node in self.nodes]} | _given(
+            change=self.change, gone=list(self.gone)
+        )
+
+    def after(self, former: "Peers") -> "Peers":
+        """Return the complete list, of which this is a change or the whole."""
+        if not self.change:
+            return self
+        nodes = {node.peer: node for node in former.nodes}
+        for peer in self.gone:
+            nodes.pop(peer, None)
+        nodes.update((node.peer, node) for node in self.nodes)
+        return Peers(tuple(nodes.values()))
 
 
 @dataclass(frozen=True, slots=True)

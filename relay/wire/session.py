@@ -512,12 +512,13 @@ class NodeSession(ClientSession):
 
 
 class BackboneSession(ClientSession):
-    """A backbone's end. Hello → Welcome → Register → Peers, Partial …"""
+    """A backbone's end. Hello → Welcome → Register → Peers, Partial … Its `Peers` are complete lists."""
 
-    __slots__ = ()
+    __slots__ = ("_peers",)
 
     def __init__(self, now: float) -> None:
         super().__init__(BACKBONE_TABLE, now)
+        self._peers = Peers(())
 
     def send_register(self, register: Register) -> None:
         self._send(register)
@@ -536,6 +537,11 @@ class BackboneSession(ClientSession):
 
     def send_path_report(self, report: PathReport) -> None:
         self._send(report)
+
+    def _control(self, message: ControlMessage, now: float) -> None:
+        if isinstance(message, Peers):
+            message = self._peers = message.after(self._peers)
+        super()._control(message, now)
 
 
 class RelaySession(Session):
@@ -564,6 +570,11 @@ class RelaySession(Session):
 
     def send_peers(self, peers: Peers) -> None:
         self._send(peers)
+
+    def send_encoded(self, kind: FrameType, data: bytes) -> None:
+        """Send a control message that was encoded elsewhere: a long one, or one for many."""
+        self._step(_S, kind)
+        self._outbox.append(data)
 
     def send_slice_wanted(self, wanted: SliceWanted) -> None:
         self._send(wanted)

@@ -129,6 +129,18 @@ CONTROL: list[tuple[str, Any]] = [
         "a backbone learns of a node that seals",
         Peers((PeerNode(5, ID, "box", "native-avx2", 9.5, 7, {3: (0,)}, seal=HASH_A),)),
     ),
+    (
+        "a backbone that takes changes registers",
+        Register(
+            "home",
+            Manifest(MODEL, "tiny", 1, 1, (ManifestLayer(3, FORMULA, GRID, 100, (HASH_A,)),)),
+            changes=True,
+        ),
+    ),
+    (
+        "a backbone learns what changed",
+        Peers((PeerNode(5, ID, "box", "native-avx2", 9.5, 7, {3: (0,)}),), change=True, gone=(8, 9)),
+    ),
     ("a link is opened", LinkHello(ID, SECRET)),
     ("a link's key is proved", LinkProof(SECRET, HASH_A)),
     (

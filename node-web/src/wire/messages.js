@@ -62,7 +62,7 @@ const FAILURE_PHASES = /** @type {const} */ (['queue', 'send', 'compute', 'retur
  *   metered: boolean, name: string, inventory: string[], lanes?: string[], listen?: string, seal?: string}} Offer
  * @typedef {{layer: number, formula: Formula, grid: LayerGrid, slices: string[], sliceBytes: number}} ManifestLayer
  * @typedef {{model: string, name: string, numExperts: number, topK: number, layers: ManifestLayer[]}} Manifest
- * @typedef {{type: 'Register', name: string, manifest: Manifest, seal?: string}} Register
+ * @typedef {{type: 'Register', name: string, manifest: Manifest, seal?: string, changes?: boolean}} Register
  * @typedef {{layer: number, formula: Formula, grid: LayerGrid, sliceBytes: number,
  *   experts: Record<string, string>}} AssignLayer  expert index -> slice id
  * @typedef {{type: 'Assign', epoch: number, peer: number, model: string|null, layers: AssignLayer[],
@@ -71,7 +71,7 @@ const FAILURE_PHASES = /** @type {const} */ (['queue', 'send', 'compute', 'retur
  *   not load before it offers itself anew, and why
  * @typedef {{peer: number, nodeId: string, name: string, kernel: string, gbPerS: number, epoch: number, path: string,
  *   experts: Experts, lanes?: string[], listen?: string, seal?: string}} PeerNode
- * @typedef {{type: 'Peers', nodes: PeerNode[]}} Peers
+ * @typedef {{type: 'Peers', nodes: PeerNode[], change?: boolean, gone?: number[]}} Peers
  * @typedef {{type: 'SliceWanted', slice: string}} SliceWanted
  * @typedef {{type: 'Ping', t: number}} Ping
  * @typedef {{type: 'Pong', t: number}} Pong
@@ -187,7 +187,7 @@ function toJson(m) {
             slice_bytes: sliceBytes,
           })),
         },
-        ...given({ seal: m.seal }),
+        ...given({ seal: m.seal, changes: m.changes }),
       };
     case 'Assign':
       return {
@@ -218,6 +218,7 @@ function toJson(m) {
           experts,
           ...given({ lanes, listen, seal }),
         })),
+        ...given({ change: m.change, gone: m.gone }),
       };
     case 'SliceWanted':
       return { slice: m.slice };
@@ -295,6 +296,7 @@ const READERS = new Map([
     name: f.text('name', NAME_CHARS),
     manifest: readManifest(f.object('manifest')),
     ...readSeal(f),
+    ...given({ changes: f.has('changes') && f.boolean('changes') }),
   })),
   reader('Assign', (f) => {
     const layers = f.objects('layers', MAX_LAYERS).map(readAssignLayer);
@@ -332,6 +334,10 @@ const READERS = new Map([
       experts: readExperts(n),
       ...readWays(n),
     })),
+    ...given({
+      change: f.has('change') && f.boolean('change'),
+      gone: f.has('gone') ? f.integers('gone', 1, U32, MAX_NODES) : undefined,
+    }),
   })),
   reader('Signal', (f) => {
     const data = f.object('data');

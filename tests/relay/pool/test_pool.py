@@ -329,3 +329,95 @@ def test_what_a_node_holds_that_stays_paused_is_given_to_others_until_it_is_back
     assert set().union(*map(held, others.values())) == {(0, 0), (0, 1), (1, 0), (1, 1)}
     pool.pause(alone, False, 20.0)
     assert assigns(pool.settle(20.0)) == {}
+
+
+def settled_elsewhere(pool: Pool) -> tuple[Pool, Pool, list[Told]]:
+    """What a driver does that settles in a thread: before, the settled copy, and what is told."""
+    before = pool.copy()
+    working = before.copy()
+    return before, working, working.settle()
+
+
+def test_settling_a_copy_and_adopting_it_is_settling() -> None:
+    here, elsewhere = Pool(), Pool()
+    for pool in (here, elsewhere):
+        pool.register(1, "b1", register())
+        pool.offer(2, "n1", offer(20))
+        pool.offer(3, "n2", offer(40))
+    told = here.settle()
+    before, working, told_elsewhere = settled_elsewhere(elsewhere)
+    assert elsewhere.nodes[2].backbone is None, "nothing is decided before it is adopted"
+    elsewhere.adopt(working, before)
+    assert told_elsewhere == told and elsewhere.nodes == here.nodes
+    assert elsewhere.backbones[1].nodes == here.backbones[1].nodes == {2, 3}
+    assert not elsewhere.unsettled and elsewhere.settle() == []
+
+
+def test_what_is_said_while_a_copy_settles_is_not_lost() -> None:
+    pool = Pool()
+    pool.slices_ready(2, ready(joined(pool)))
+    pool.settle()
+    pool.offer(3, "n2", offer(40))
+    before, working, _ = settled_elsewhere(pool)
+    pool.pause(2, True)  # meanwhile one pauses, one leaves, one comes, and one says what it has
+    pool.remove(3)
+    pool.offer(4, "n3", offer(40))
+    pool.slices_ready(2, SliceReady(pool.nodes[2].epoch, {0: (0,)}))
+    pool.adopt(working, before)
+    assert set(pool.nodes) == {2, 4} and pool.backbones[1].nodes == {2} and pool.unsettled
+    assert pool.nodes[2].paused and pool.nodes[2].ready == {0}
+    told = pool.settle()
+    assert set(assigns(told)) == {4} and peers(told)[1].nodes == ()
+    pool.pause(2, False)
+    assert [dict(node.experts) for node in peers(pool.settle())[1].nodes] == [{0: (0,)}]
+
+
+def test_backbone_that_registers_anew_while_a_copy_settles_hears_everything_again() -> None:
+    pool = Pool()
+    pool.register(1, "b1", replace(register(), changes=True))
+    pool.offer(2, "n1", offer())
+    before, working, _ = settled_elsewhere(pool)
+    pool.register(1, "b1", replace(register(experts=3), changes=True))
+    pool.adopt(working, before)
+    told = pool.settle()
+    assert held(assigns(told)[2]) == {(layer, e) for layer in (0, 1) for e in (0, 1, 2)}
+    assert not peers(told)[1].change
+
+
+def test_backbone_that_takes_changes_hears_only_what_changed() -> None:
+    pool = Pool()
+    pool.register(1, "b1", replace(register(), changes=True))
+    for handle in (2, 3, 4):
+        pool.offer(handle, f"n{handle}", offer())
+    told = pool.settle()
+    known = peers(told)[1]
+    assert known == Peers(())
+    for handle, assign in assigns(told).items():
+        pool.slices_ready(handle, ready(assign))
+    change = peers(pool.settle())[1]
+    assert change.change and [node.peer for node in change.nodes] == [2, 3, 4]
+    known = change.after(known)
+    pool.pause(3, True)
+    change = peers(pool.settle())[1]
+    assert change == Peers((), change=True, gone=(3,))
+    known = change.after(known)
+    pool.pause(3, False)
+    known = peers(pool.settle())[1].after(known)
+    assert {node.peer for node in known.nodes} == {2, 3, 4}
+
+
+def test_long_list_of_peers_comes_in_pieces() -> None:
+    big = replace(register(layers=60, experts=400, size=1), changes=True)
+    pool = Pool()
+    for handle in range(2, 8):
+        pool.offer(handle, f"n{handle}", offer(60 * 400))
+    pool.register(1, "b1", big)
+    told = pool.settle()
+    for handle, assign in assigns(told).items():
+        pool.slices_ready(handle, ready(assign))
+    pieces = [t.message for t in pool.settle() if isinstance(t.message, Peers)]
+    assert len(pieces) == 3 and all(len(p.to_payload()) < 400_000 for p in pieces)
+    known = peers(told)[1]
+    for piece in pieces:
+        known = piece.after(known)
+    assert [len(node.experts) for node in known.nodes] == [60] * 6
