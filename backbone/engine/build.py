@@ -13,8 +13,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 BUILT = HERE.parent / "_built"
-SOURCES = ("abi.c", "link.c", "routed.c", "swarm_device.c")
-HEADERS = ("abi.h", "link.h", "routed.h", "swarm_device.h")
+SOURCES = ("abi.c", "link.c", "pages.c", "routed.c", "swarm_device.c")
+HEADERS = ("abi.h", "link.h", "pages.h", "routed.h", "swarm_device.h")
 LIBRARY = "libswarm_device.so"  # the same name on macOS: it is opened by path
 FLAGS = (
     "-std=gnu11",

@@ -91,7 +91,6 @@ def _start(config: dict[str, Any]) -> dict[str, Any]:
     report: dict[str, Any] = {"ready": True, "url": server.listening_address, "pid": os.getpid()}
     if device is not None:
         _require_known_experts(device)
-        device.drop_pages()
         report["layers"] = [seen.to_json() for seen in device.seen_layers()]
         report["stats"] = device.stats()
     return report
@@ -119,7 +118,7 @@ def _params(xllamacpp: Any, config: dict[str, Any]) -> Any:
     params.port = 0
     params.ui = False
     params.verbosity = LOG_WARNINGS
-    params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP  # drop_pages() relies on it
+    params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP  # pages.c gives those of experts back
     params.warmup = False  # it would run all experts of all layers
     params.fit_params = False
     params.no_extra_bufts = True  # no repacking: weights stay as they are mapped from the file

@@ -86,7 +86,6 @@ class Device:
         """
         self._c = ctypes.CDLL(str(library))
         self._c.swarm_open.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_double]
-        self._c.swarm_drop_pages.restype = None
         self._c.swarm_error.restype = ctypes.c_char_p
         self._c.swarm_layers.argtypes = [ctypes.POINTER(_Layer), ctypes.c_int]
         self._c.swarm_refused.argtypes = [ctypes.POINTER(_Refusal)]
@@ -94,10 +93,6 @@ class Device:
         self._c.swarm_read_stats.restype = None
         if self._c.swarm_open(str(llama_library).encode(), socket_path.encode(), call_timeout_s):
             raise EngineError(f"the ggml device cannot be used: {self.last_error()}")
-
-    def drop_pages(self) -> None:
-        """Give back the memory in which the loader saw expert weights; only once a model is mapped."""
-        self._c.swarm_drop_pages()
 
     def last_error(self) -> str:
         text: bytes = self._c.swarm_error()

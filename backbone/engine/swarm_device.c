@@ -26,10 +26,11 @@
 
 #include "abi.h"
 #include "link.h"
+#include "pages.h"
 #include "routed.h"
 
 #define EXPORT __attribute__((visibility("default")))
-enum { MAX_LAYERS = 512, MAX_SOURCES = 8 * 512, ALIGNMENT = 64, SENTENCE = 512 };
+enum { MAX_LAYERS = 512, ALIGNMENT = 64, SENTENCE = 512 };
 
 static struct abi_words registry, device, buffer_type, backend;
 static char guid[16] = {'e', 'x', 'p', 'e', 'r', 't', 's', 'w',
@@ -43,11 +44,6 @@ static struct swarm_refusal refusal;
 static int refused;
 static struct swarm_stats stats;
 static char error[2 * SENTENCE];
-static struct {
-    uintptr_t data;
-    size_t size;
-} sources[MAX_SOURCES]; // where in the mapped file the loader found expert weights
-static int num_sources;
 static bool reached; // graph_compute has been called: part of the self-test
 
 // ---- names and properties ----
@@ -114,14 +110,6 @@ static int init_tensor(void *buffer, tensor_p tensor) {
     return ABI_STATUS_SUCCESS;
 }
 
-// The loader maps the whole file, touches every page of it, and offers the weights from there.
-// Remember where those of the experts lie, so that swarm_drop_pages() can hand their pages back.
-static void note_source(const void *data, size_t size) {
-    if (num_sources == MAX_SOURCES) return;
-    sources[num_sources].data = (uintptr_t)data;
-    sources[num_sources++].size = size;
-}
-
 static void set_tensor(void *buffer, tensor_p tensor, const void *data, size_t offset,
                        size_t size) {
     struct region *region = region_of(buffer);
@@ -129,7 +117,7 @@ static void set_tensor(void *buffer, tensor_p tensor, const void *data, size_t o
         memcpy((char *)tensor->data + offset, data, size);
         return;
     }
-    note_source(data, size);
+    pages_give_back(data, size); // the loader mapped and touched them; the caller keeps them mapped until we return
     stats.dropped_bytes += size;
     if (!region->counted) stats.weight_bytes += region->size;
     region->counted = true;
@@ -425,18 +413,6 @@ EXPORT int swarm_open(const char *library_path, const char *socket_path, double 
     if (link_open(socket_path, call_timeout_s, error, sizeof error)) return -1;
     error[0] = '\0';
     return 0;
-}
-
-EXPORT void swarm_drop_pages(void) {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    for (int i = 0; i < num_sources; i++) {
-        uintptr_t first = (sources[i].data + page - 1) / page * page;
-        uintptr_t end = (sources[i].data + sources[i].size) / page * page;
-        if (end <= first) continue;
-        madvise((void *)first, end - first,
-                MADV_RANDOM); // a mapping of its own: a neighbour's fault stays outside
-        madvise((void *)first, end - first, MADV_DONTNEED);
-    }
 }
 
 EXPORT const char *swarm_error(void) { return error; }

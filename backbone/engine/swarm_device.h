@@ -46,10 +46,6 @@ struct swarm_stats {
 // the dispatcher's socket. Returns 0, or -1: swarm_error() says why. Once per process.
 int swarm_open(const char *library_path, const char *socket_path, double call_timeout_s);
 
-// Hand back the pages of the mapped model file that hold nothing but expert weights. Only for a
-// model loaded with mmap and still open: they are clean pages of a file, so nothing is lost.
-void swarm_drop_pages(void);
-
 // The last failure, in words; empty when there was none.
 const char *swarm_error(void);
 
