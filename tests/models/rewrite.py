@@ -17,8 +17,8 @@ def rewrite(
     """
     Write `source` anew and return the file to open, the first shard of a split one.
 
-    order: tensors are sorted by what it says of their names, else as they are. per_shard: tensors in each shard;
-    0: one file. keys_only_first: the first shard holds no tensor, as the converter makes it.
+    order: tensors are sorted by what it says of their names, else as they are. per_shard: tensors in each
+    shard; 0: one file. keys_only_first: the first shard holds no tensor, as the converter makes it.
     """
     reader = GGUFReader(source)
     writer = GGUFWriter(
