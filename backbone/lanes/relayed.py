@@ -17,9 +17,8 @@ from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import httpx
-
 from backbone.lanes.lane import LaneClosed
+from backbone.lanes.uploads import Uploads
 from backbone.lanes.wakeup import Wakeup
 from backbone.node.machine import reconnect_s
 from backbone.node.socket import ClientSocket
@@ -54,10 +53,6 @@ from relay.wire.session import (
 
 log = logging.getLogger(__name__)
 
-UPLOAD_TIMEOUT_S = 120.0
-UPLOADS_AT_ONCE = (
-    2  # slices are bulk on connections of their own; two keep a link busy without starving calls
-)
 FULL_BYTES = 32 << 20  # two of the largest frames: a prompt's rows for several nodes at once
 FATAL_PAUSE_S = 30.0  # after a refusal that will not go away by itself (token, version): look again, slowly
 
@@ -128,10 +123,8 @@ class RelayedLane:
         self._session: BackboneSession | None = None
         self._socket: ClientSocket | None = None
         self._closed: asyncio.Future[Closed]
-        self._http: httpx.AsyncClient  # kept: making one reads all of the system's certificates
+        self._uploads: Uploads  # kept: making its client reads all of the system's certificates
         self._wakeup = Wakeup(self._wake)
-        self._uploads: set[asyncio.Task[None]] = set()
-        self._upload_slots = asyncio.Semaphore(UPLOADS_AT_ONCE)
         self._pause_s = 0.0
 
     @property
@@ -189,7 +182,7 @@ class RelayedLane:
     async def run(self) -> None:
         """Keep the lane up until cancelled; says Bye then."""
         attempt = 0
-        self._http = httpx.AsyncClient(base_url=self.relay_url, timeout=UPLOAD_TIMEOUT_S, trust_env=False)
+        self._uploads = Uploads(self.relay_url, self._handlers.slice_bytes)
         try:
             while True:
                 welcomed, closed = await self._one_session()
@@ -208,10 +201,7 @@ class RelayedLane:
                 )
                 await asyncio.sleep(wait_s)
         finally:
-            for task in self._uploads:
-                task.cancel()
-            await asyncio.gather(*self._uploads, return_exceptions=True)
-            await self._http.aclose()
+            await self._uploads.close()
 
     async def _one_session(self) -> tuple[bool, Closed]:
         """Connect and serve one session to its end; say whether the relay ever welcomed us."""
@@ -279,8 +269,9 @@ class RelayedLane:
                     self._peers = event
                     self._tell_peers()
                 case SliceWanted(slice=slice_id):
-                    self._start_upload(slice_id)
+                    self._uploads.wanted(slice_id)
                 case Welcome():
+                    self._uploads.begin(event.session)
                     session.send_register(self._register)
                     self._handlers.on_welcome()
                     log.info("connected to %s at %s", event.relay, self.relay_url)
@@ -323,24 +314,3 @@ class RelayedLane:
         if self._session is not None:
             self._session.handle_timer(monotonic())
             self._pump()
-
-    def _start_upload(self, slice_id: str) -> None:
-        session = self._session
-        assert session is not None and session.welcome is not None
-        task = asyncio.create_task(self._upload(slice_id, session.welcome.session))
-        self._uploads.add(task)
-        task.add_done_callback(self._uploads.discard)
-
-    async def _upload(self, slice_id: str, token: str) -> None:
-        async with self._upload_slots:
-            data = await asyncio.to_thread(self._handlers.slice_bytes, slice_id)
-            if data is None:
-                log.warning("the relay wants slice %s, which this model does not have", slice_id[:12])
-                return
-            headers = {"authorization": f"Bearer {token}", "content-type": "application/octet-stream"}
-            try:
-                answer = await self._http.put(f"/slices/{slice_id}", content=data, headers=headers)
-                if answer.status_code >= 400:
-                    log.warning("the relay refused slice %s: %s", slice_id[:12], answer.text[:200])
-            except httpx.HTTPError as exc:
-                log.warning("slice %s did not reach the relay: %s", slice_id[:12], exc or type(exc).__name__)

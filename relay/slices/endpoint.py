@@ -1,12 +1,14 @@
 """
 Serve slices to nodes and take them from backbones: `GET`, `HEAD` and `PUT /slices/<sha256>`.
 
-What is absent is asked of a backbone that has it, once for all who wait, and they wait for a bounded time.
+What is absent is asked of a backbone that has it, once for all who wait (`asking.py`), and they wait for a
+bounded time.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from time import monotonic
 from typing import BinaryIO
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,13 +19,14 @@ from relay.config import Config
 from relay.errors import AuthError, Overloaded, RelayError, SliceError, SliceTimeout, SliceUnknown
 from relay.forwarding.endpoint import Hub
 from relay.metrics import Metrics
+from relay.slices.asking import Asking
 from relay.slices.cache import SliceCache
 from relay.slices.ranges import span_of
 from relay.wire.fields import is_hex
 from relay.wire.manifest import HASH_CHARS
 
 CHUNK_BYTES = 128 << 10  # small enough that calls pass between two chunks
-ASK_AGAIN_S = 3.0  # a backbone that was asked and lost the request, or the upload, is asked again
+LOOK_AGAIN_S = 1.0  # whoever waits looks whether another backbone is to be asked
 
 
 class Slices:
@@ -35,9 +38,10 @@ class Slices:
         self._hub = hub
         self._metrics = metrics
         self._waiters: dict[str, list[asyncio.Event]] = {}
-        self._asked: dict[str, tuple[int, float]] = {}  # slice -> backbone, when
+        self._asking = Asking()
         metrics.cache_bytes.set_function(lambda: cache.size_bytes)
         hub.on_backbones_changed = self._wake_all
+        hub.awaited = lambda slice_id: self._asking.awaited(slice_id, monotonic())
 
     def routes(self) -> list[Route]:
         path = "/slices/{slice_id}"
@@ -103,8 +107,7 @@ class Slices:
         if sum(map(len, self._waiters.values())) >= self._config.slice_waiters:
             raise Overloaded("too many requests wait for slices", self._config.slice_wait_s)
         loop = asyncio.get_running_loop()
-        started = loop.time()
-        deadline = started + self._config.slice_wait_s
+        deadline = loop.time() + self._config.slice_wait_s
         arrived = asyncio.Event()
         self._waiters.setdefault(slice_id, []).append(arrived)
         try:
@@ -113,27 +116,24 @@ class Slices:
                 if not backbones:
                     raise SliceUnknown(slice_id)
                 if loop.time() >= deadline:
-                    raise SliceTimeout(slice_id, backbones[0].name, self._config.slice_wait_s)
-                self._ask(slice_id, backbones[0].handle, loop.time())
+                    late = self._asking.asked(slice_id)
+                    names = " and ".join(b.name for b in backbones if b.handle in late)
+                    raise SliceTimeout(slice_id, names or backbones[0].name, self._config.slice_wait_s)
+                asked = self._asking.ask(slice_id, [b.handle for b in backbones], monotonic())
+                if asked is not None:
+                    self._hub.want_slice(asked, slice_id)
                 arrived.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout_at(min(deadline, loop.time() + ASK_AGAIN_S)):
+                    async with asyncio.timeout_at(min(deadline, loop.time() + LOOK_AGAIN_S)):
                         await arrived.wait()
         finally:
             self._waiters[slice_id].remove(arrived)
             if not self._waiters[slice_id]:
                 del self._waiters[slice_id]
-                self._asked.pop(slice_id, None)
-
-    def _ask(self, slice_id: str, backbone: int, now: float) -> None:
-        """Ask a backbone, unless it was asked a moment ago for somebody else."""
-        asked_backbone, asked_at = self._asked.get(slice_id, (0, 0.0))
-        if asked_backbone != backbone or now - asked_at >= ASK_AGAIN_S:
-            self._asked[slice_id] = (backbone, now)
-            self._hub.want_slice(backbone, slice_id)
 
     def _wake_all(self) -> None:
         """Backbones came or went: everybody who waits looks again."""
+        self._asking.left(list(self._hub.pool.backbones))
         for waiters in self._waiters.values():
             for arrived in waiters:
                 arrived.set()
@@ -158,14 +158,25 @@ class Slices:
         expected = backbone.catalogue.slice_bytes.get(slice_id)
         if expected is None:
             raise AuthError(f"slice {slice_id[:12]} is not in the manifest of this backbone")
-        with await asyncio.to_thread(self._cache.writer, slice_id, expected) as writer:
+        try:
+            await self._write(request, slice_id, expected, backbone.handle)
+            self._asking.arrived(slice_id)
+        except BaseException:
+            self._asking.failed(slice_id, backbone.handle)
+            raise
+        finally:
+            for arrived in self._waiters.get(slice_id, ()):
+                arrived.set()
+        return Response(status_code=201)
+
+    async def _write(self, request: Request, slice_id: str, size_bytes: int, backbone: int) -> None:
+        """Store a slice as it comes."""
+        with await asyncio.to_thread(self._cache.writer, slice_id, size_bytes) as writer:
             async for data in request.stream():
+                self._asking.came(backbone, monotonic())
                 await asyncio.to_thread(writer.write, data)
             await asyncio.to_thread(writer.commit)
         self._metrics.slice_bytes.labels("stored").inc(writer.size_bytes)
-        for arrived in self._waiters.get(slice_id, ()):
-            arrived.set()
-        return Response(status_code=201)
 
 
 def error_response(exc: RelayError, headers: dict[str, str] | None = None) -> JSONResponse:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import httpx
@@ -159,5 +160,54 @@ def test_nodes_fetch_a_whole_model_through_the_cache() -> None:
             uploads.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await uploads
+
+    run(test)
+
+
+def test_a_stuck_backbone_hides_no_healthy_one_and_a_504_forgets_nothing() -> None:
+    async def test() -> None:
+        config = replace(CONFIG, slice_wait_s=1.0)
+        async with (
+            RelayServer(config) as relay,
+            Backbone(relay, 1001) as stuck,
+            httpx.AsyncClient(timeout=20) as http,
+        ):
+            await stuck.register()
+            await asyncio.sleep(0.05)
+            for _ in range(3):
+                assert (await http.get(f"{relay.url}/slices/{NAME}")).status_code == 504
+            await stuck.expect(SliceWanted)
+            assert not any(isinstance(event, SliceWanted) for event in stuck.seen), "asked once"
+            async with Backbone(relay, 1002) as healthy:
+                await healthy.register()
+                uploads = asyncio.create_task(healthy.upload_what_is_wanted(http))
+                answer = await http.get(f"{relay.url}/slices/{NAME}")
+                while answer.status_code == 504:
+                    answer = await http.get(f"{relay.url}/slices/{NAME}")
+                assert answer.content == DATA
+                uploads.cancel()
+                await asyncio.gather(uploads, return_exceptions=True)
+
+    run(test)
+
+
+def test_upload_that_breaks_off_is_asked_for_again_at_once() -> None:
+    async def test() -> None:
+        config = replace(CONFIG, slice_wait_s=10.0)
+        async with RelayServer(config) as relay, Backbone(relay) as backbone, httpx.AsyncClient() as http:
+            await backbone.register()
+            get = asyncio.create_task(http.get(f"{relay.url}/slices/{NAME}"))
+            await backbone.expect(SliceWanted)
+
+            async def half() -> AsyncIterator[bytes]:
+                yield DATA[:10]
+                raise ConnectionError("the line broke")
+
+            with contextlib.suppress(ConnectionError):
+                bearer = {"authorization": f"Bearer {backbone.welcome.session}"}
+                await http.put(f"{relay.url}/slices/{NAME}", content=half(), headers=bearer)
+            await backbone.expect(SliceWanted)
+            await backbone.put(http, NAME, DATA)
+            assert (await get).content == DATA
 
     run(test)
