@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 from backbone.lanes.lane import LaneClosed
 from backbone.lanes.wakeup import Wakeup
 from relay.wire.calls import Dispatch, Partial, Probe
+from relay.wire.close import in_words
 from relay.wire.errors import SealFault
 from relay.wire.frames import HEADER_BYTES, SEALABLE, readdress
 from relay.wire.link import LinkEvent, LinkKey, LinkReady, LinkSession
@@ -157,7 +158,7 @@ class Link:
                         self.transport.close(code, reason)
                     on_closed, self._on_closed = self._on_closed, None
                     if on_closed is not None:
-                        on_closed(self, reason or f"it ended ({code})")
+                        on_closed(self, in_words(code, reason))
                     return
                 case _:
                     self._on_event(self, event)  # type: ignore[arg-type]

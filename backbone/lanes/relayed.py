@@ -23,7 +23,7 @@ from backbone.lanes.wakeup import Wakeup
 from backbone.node.machine import reconnect_s
 from backbone.node.socket import ClientSocket
 from relay.wire.calls import Probe
-from relay.wire.close import may_reconnect
+from relay.wire.close import in_words, may_reconnect
 from relay.wire.errors import SealFault
 from relay.wire.frames import MAX_FRAME_BYTES
 from relay.wire.messages import (
@@ -188,7 +188,7 @@ class RelayedLane:
                 welcomed, closed = await self._one_session()
                 attempt = 0 if welcomed else attempt + 1
                 fatal = not may_reconnect(closed.code)
-                self.why_down = f"no session with {self.relay_url}: {closed.reason or closed.code}"
+                self.why_down = f"no session with {self.relay_url}: {in_words(closed.code, closed.reason)}"
                 self._handlers.on_lost(self.why_down)
                 again_s = reconnect_s(closed.code, attempt, random.random())
                 wait_s = FATAL_PAUSE_S if fatal else max(again_s, self._pause_s)

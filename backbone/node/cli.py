@@ -207,7 +207,8 @@ class Reporter:
 
 def line(config: ClientConfig, status: Status) -> str:
     """Write a status as one line."""
-    parts = [f"{status.state.value.lower():<10} {config.relay_url}"]
+    word = "waiting" if status.state is State.OFFERED else status.state.value.lower()  # for a backbone
+    parts = [f"{word:<10} {config.relay_url}"]
     if status.state is State.CONNECTING and status.reason:
         parts.append(f"last: {status.reason}")
     if status.seal == "sealed":

@@ -32,7 +32,7 @@ from backbone.node.socket import ABNORMAL, ClientSocket
 from backbone.node.work import Kernel, LayerWork
 from relay.wire import messages, session
 from relay.wire.calls import model_tag
-from relay.wire.close import clip_reason
+from relay.wire.close import clip_reason, in_words
 from relay.wire.errors import SealFault
 from relay.wire.frames import MAX_FRAME_BYTES
 from relay.wire.link import LinkEvent
@@ -393,13 +393,18 @@ class NodeClient:
                     self._tell(ev.Welcomed())
                 case session.SealReceived(peer, epoch, messages.SealAnswer() as answer):
                     self._agreed(peer, epoch, answer)
+                case messages.Assign(peer=0):
+                    self._links.close_all("the backbone left")
+                    self._ways.clear()
+                    self._sealing.assigned(event, secrets.token_bytes(32), monotonic())
+                    self._tell(ev.Unpaired())
                 case messages.Assign():
                     event = self._sealed(event)
                     self._tell(ev.Assigned(self._assignment_of(event)))
                 case messages.Drain(_, reconnect_after_s):
                     self._tell(ev.DrainReceived(reconnect_after_s))
                 case session.Closed(code, reason, by_peer):
-                    self._last_close = f"{reason} ({code})"
+                    self._last_close = in_words(code, reason)
                     if not by_peer:
                         self._flush()
                     self._disconnect(code, reason)

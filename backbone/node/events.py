@@ -183,6 +183,11 @@ class NetworkChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Unpaired:
+    """The backbone left and there is no other: no calls come until the next Assigned."""
+
+
+@dataclass(frozen=True, slots=True)
 class DrainReceived:
     """The relay is going away and says when to come back."""
 
@@ -200,7 +205,7 @@ class Closed:
 type Event = (
     Start | KernelTested | KernelFault | Welcomed | Assigned | SliceLoaded | SliceFailed | SlicesLost
     | DispatchReceived | CancelReceived | CallComputed | CallFailed | PauseAsked | ResumeAsked | LeaveAsked
-    | SleepAsked | Woke | NetworkChanged | DrainReceived | Closed
+    | SleepAsked | Woke | NetworkChanged | Unpaired | DrainReceived | Closed
 )  # fmt: skip
 
 

@@ -5,9 +5,9 @@ Decide what a node does next: a pure state machine, mirrored line for line by `n
 |------------|----------------------------------------------------------|----------------------------------|
 | CONNECTING | no session: a connection is being opened, or waited for  | Welcomed                         |
 | GREETED    | the relay welcomed us, the kernel is still being tested  | KernelTested, KernelFault        |
-| OFFERED    | our offer is out, no slices are assigned                 | Assigned                         |
+| OFFERED    | our offer is out, no backbone needs us; slices are kept  | Assigned                         |
 | ASSIGNED   | slices are being fetched; calls for the held ones served | last SliceLoaded                 |
-| SERVING    | everything assigned is held                              | Assigned, Closed                 |
+| SERVING    | everything assigned is held                              | Assigned, Unpaired, Closed       |
 | PAUSED     | the owner paused us: session and slices stay, no calls   | ResumeAsked                      |
 | ASLEEP     | the device froze us: we said Bye and keep the slices     | Woke                             |
 | DRAINING   | the owner leaves: accepted calls are finished            | last call answered, grace passed |
@@ -59,6 +59,7 @@ from backbone.node.events import (
     Start,
     StopFetch,
     TestKernel,
+    Unpaired,
     Welcomed,
     Woke,
 )
@@ -225,7 +226,11 @@ class NodeMachine:
     def next_timer(self) -> float | None:
         """When `handle_timer` wants to be called, if ever."""
         times = [t for t in (self._connect_at, self._leave_at) if t is not None]
-        if self._welcomed_at is not None and len(self._fetching) < self.config.parallel_fetches:
+        if (
+            self._welcomed_at is not None
+            and not self.paused
+            and len(self._fetching) < self.config.parallel_fetches
+        ):
             times += [at for slice_id, (_, at) in self._retries.items() if slice_id not in self._fetching]
         return min(times, default=None)
 
@@ -271,7 +276,7 @@ class NodeMachine:
             case CallFailed():
                 return self._failed(event, now)
             case PauseAsked() | ResumeAsked():
-                return self._pause(isinstance(event, PauseAsked))
+                return self._pause(isinstance(event, PauseAsked), now)
             case SleepAsked():
                 return self._sleep(event.reason)
             case Woke():
@@ -279,6 +284,9 @@ class NodeMachine:
             case NetworkChanged():
                 if self._connect_at is not None:
                     self._connect_at = min(self._connect_at, now + backoff_s(0, self._random()))
+                return []
+            case Unpaired():
+                self._lose_pairing()
                 return []
             case DrainReceived():
                 self._reconnect_after_s = event.reconnect_after_s
@@ -323,6 +331,10 @@ class NodeMachine:
         """Forget what belonged to the session; slices and fetched bytes stay."""
         self.connected = False
         self._welcomed_at = None
+        self._lose_pairing()
+
+    def _lose_pairing(self) -> None:
+        """No backbone waits for our answers any more."""
         self.assignment = None
         self._ready_sent = None
         self._queue.clear()
@@ -365,12 +377,18 @@ class NodeMachine:
         self.kernel = None
         return effects + [TestKernel(), self._connect()]
 
-    def _pause(self, paused: bool) -> list[Effect]:
+    def _pause(self, paused: bool, now: float) -> list[Effect]:
+        """Take no calls, and load nothing: whoever pauses may do so for the battery, or for the line."""
         if paused == self.paused:
             return []
         self.paused = paused
         said = self._welcomed_at is not None and self.kernel is not None
-        return [SendPause(paused)] if said else []
+        effects: list[Effect] = [SendPause(paused)] if said else []
+        if not paused:
+            return effects + self._fetch_more(now)
+        effects += [StopFetch(slice_id) for slice_id in sorted(self._fetching)]
+        self._fetching.clear()
+        return effects
 
     def _leave(self, reason: str, now: float) -> list[Effect]:
         if self.closed_reason is not None:
@@ -443,7 +461,7 @@ class NodeMachine:
         return wanted
 
     def _fetch_more(self, now: float) -> list[Effect]:
-        if self._welcomed_at is None:
+        if self._welcomed_at is None or self.paused:
             return []
         effects: list[Effect] = []
         for slice_id, fetch in self._wanted.items():

@@ -12,7 +12,7 @@ import { NodeLinks } from './links.js';
 import { NodeMachine } from './node.js';
 import { SealedPassage } from './transports/sealed.js';
 import { modelTag } from './wire/calls.js';
-import { clipReason, CloseCode } from './wire/close.js';
+import { clipReason, CloseCode, inWords } from './wire/close.js';
 import { SealFault } from './wire/errors.js';
 import { NodeSealing } from './wire/sealing.js';
 import { NodeSession } from './wire/session.js';
@@ -354,7 +354,7 @@ export class NodeClient {
         case 'SealReceived': this.agree(event); break;
         case 'Drain': this.tell({ type: 'DrainReceived', reconnectAfterS: event.reconnectAfterS }); break;
         case 'Closed':
-          this.lastClose = event.reason || `the connection ended (${event.code})`;
+          this.lastClose = inWords(event.code, event.reason);
           this.disconnect(event.code, event.reason);
           this.tell({ type: 'Closed', code: event.code, reason: event.reason });
           break;
@@ -385,6 +385,13 @@ export class NodeClient {
   /** Take an assignment; with a pinned key only from that backbone. @param {import('./wire/messages.js').Assign} assign */
   assign(assign) {
     const { sealing, passage } = this;
+    if (assign.peer === 0) {
+      this.links.closeAll('the backbone left');
+      this.callWays.clear();
+      sealing.assigned(assign, this.clock(), () => undefined);
+      this.tell({ type: 'Unpaired' });
+      return;
+    }
     const take = (/** @type {import('./wire/messages.js').Assign} */ taken) => {
       if (sealing === this.sealing) this.tell({ type: 'Assigned', assignment: this.assignmentOf(taken) });
     };

@@ -52,7 +52,7 @@ export const OVERLOADED = 4429; // come back slowly
  * @property {ArrayLike<number>} experts
  * @property {any} [body]  the driver's
  *
- * @typedef {{type: 'Start'} | {type: 'Welcomed'} | {type: 'PauseAsked'} | {type: 'ResumeAsked'} | {type: 'Woke'} | {type: 'NetworkChanged'}
+ * @typedef {{type: 'Start'} | {type: 'Welcomed'} | {type: 'PauseAsked'} | {type: 'ResumeAsked'} | {type: 'Woke'} | {type: 'NetworkChanged'} | {type: 'Unpaired'}
  *   | {type: 'KernelTested', build: string, gbPerS: number}
  *   | {type: 'KernelFault', reason: string}
  *   | {type: 'Assigned', assignment: Assignment}
@@ -178,7 +178,7 @@ export class NodeMachine {
   /** When `handleTimer` wants to be called, if ever. @returns {number|null} */
   nextTimer() {
     const times = [this.connectAt, this.leaveAt].filter((t) => t !== null);
-    if (this.welcomedAt !== null && this.fetching.size < this.config.parallelFetches) {
+    if (this.welcomedAt !== null && !this.paused && this.fetching.size < this.config.parallelFetches) {
       for (const [slice, { at }] of this.retries) if (!this.fetching.has(slice)) times.push(at);
     }
     return times.length ? Math.min(...times) : null;
@@ -215,12 +215,15 @@ export class NodeMachine {
       case 'CancelReceived': return this.cancel(event.peer, event.callId, now);
       case 'CallComputed': return this.computed(event.ticket, event.result, now);
       case 'CallFailed': return this.failed(event, now);
-      case 'PauseAsked': return this.pause(true);
-      case 'ResumeAsked': return this.pause(false);
+      case 'PauseAsked': return this.pause(true, now);
+      case 'ResumeAsked': return this.pause(false, now);
       case 'SleepAsked': return this.sleep(event.reason);
       case 'Woke': return this.woke();
       case 'NetworkChanged':
         if (this.connectAt !== null) this.connectAt = Math.min(this.connectAt, now + backoffS(0, this.random()));
+        return [];
+      case 'Unpaired':
+        this.losePairing();
         return [];
       case 'DrainReceived': this.reconnectAfterS = event.reconnectAfterS; return [];
       case 'Closed': return this.closed(event.code, now);
@@ -277,6 +280,11 @@ export class NodeMachine {
   loseSession() {
     this.connected = false;
     this.welcomedAt = null;
+    this.losePairing();
+  }
+
+  /** No backbone waits for our answers any more. */
+  losePairing() {
     this.assignment = null;
     this.readySent = null;
     this.queue = [];
@@ -322,12 +330,17 @@ export class NodeMachine {
     return [...effects, { type: 'TestKernel' }, this.connect()];
   }
 
-  /** @param {boolean} paused @returns {Effect[]} */
-  pause(paused) {
+  /** Take no calls, and load nothing: whoever pauses may do so for the battery, or for the line. @param {boolean} paused @param {number} now @returns {Effect[]} */
+  pause(paused, now) {
     if (paused === this.paused) return [];
     this.paused = paused;
     const said = this.welcomedAt !== null && this.kernel !== null;
-    return said ? [{ type: 'SendPause', paused }] : [];
+    /** @type {Effect[]} */
+    const effects = said ? [{ type: 'SendPause', paused }] : [];
+    if (!paused) return [...effects, ...this.fetchMore(now)];
+    for (const slice of [...this.fetching].sort()) effects.push({ type: 'StopFetch', slice });
+    this.fetching.clear();
+    return effects;
   }
 
   /** @param {string} reason @param {number} now @returns {Effect[]} */
@@ -415,7 +428,7 @@ export class NodeMachine {
 
   /** @param {number} now @returns {Effect[]} */
   fetchMore(now) {
-    if (this.welcomedAt === null) return [];
+    if (this.welcomedAt === null || this.paused) return [];
     /** @type {Effect[]} */
     const effects = [];
     for (const [slice, fetch] of this.wanted) {

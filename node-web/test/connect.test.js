@@ -3,6 +3,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { relayConnector } from '../src/transports/websocket.js';
+import { CloseCode, inWords, WORDS } from '../src/wire/close.js';
 
 const PAGE = 'https://relay.example/swarm/';
 const turn = () => new Promise((resolve) => setTimeout(resolve));
@@ -77,4 +78,12 @@ test('what was closed before the relay answered opens nothing later', async () =
   await turn();
   assert.equal(sockets.length, 1);
   assert.deepEqual(heard, ['closed 0']);
+});
+
+test('why a session ended is said in words, for every code', () => {
+  for (const code of [0, 1006, 1011, 4999, ...Object.values(CloseCode)]) {
+    assert.match(inWords(code, ''), /^[^\d]+$/);
+    assert.equal(inWords(code, 'as it said'), 'as it said');
+  }
+  assert.deepEqual([...WORDS.keys()].sort(), [0, ...Object.values(CloseCode)].sort());
 });

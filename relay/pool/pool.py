@@ -28,6 +28,9 @@ from relay.wire.messages import Assign, Offer, PeerNode, Peers, Register, SliceR
 PAUSE_S = 4.0  # a node that is paused for longer counts for nothing until it is not
 
 
+UNPAIRED = Assign(epoch=0, peer=0, model=None, layers=())
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """One message the pool wants a peer to get."""
@@ -267,6 +270,7 @@ class Pool:
             self._pair()
             for backbone in self.backbones.values():
                 told.extend(self._place(backbone, now))
+            told.extend(self._left_alone())
         for backbone in self.backbones.values():
             peers, told_last = self._peers(backbone), backbone.told
             if told_last is None or peers.nodes != told_last.nodes:
@@ -322,6 +326,13 @@ class Pool:
             node.loading.assigned(*self._amounts(node, catalogue), now)
             yield Told(node.handle, node.told)
 
+    def _left_alone(self) -> Iterable[Told]:
+        """Tell nodes that were paired that they are not any more; they keep their slices for the next one."""
+        for node in self.nodes.values():
+            if node.backbone is None and node.told is not None:
+                node.told = None
+                yield Told(node.handle, UNPAIRED)
+
     def _amounts(self, node: NodeRecord, catalogue: Catalogue) -> tuple[int, int]:
         """Say how many bytes a node holds of what it shall hold, and how many it does not."""
         ready = node.desired & node.ready
@@ -361,7 +372,7 @@ class Pool:
         )
 
     def _unpair(self, handles: Iterable[int]) -> None:
-        """Forget the pairing of nodes. They are told nothing: they keep their slices for the next one."""
+        """Forget the pairing of nodes. `settle` tells those that find no other."""
         for handle in handles:
             node = self.nodes[handle]
             node.backbone, node.epoch, node.desired, node.ready = None, 0, frozenset(), frozenset()

@@ -306,7 +306,8 @@ class Assign(Json):
     """
     Tell a node the complete set it shall hold; it replaces the former one. No layers: hold nothing.
 
-    `peer` is the backbone's handle, `epoch` the pairing calls will carry; both are 0 while unpaired.
+    `peer` is the backbone's handle, `epoch` the pairing calls will carry. Both are 0 when the pairing is
+    over: no calls come, and what was held is kept for the next one.
     `seal` is the backbone's identity, if it seals.
     """
 

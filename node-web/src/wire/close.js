@@ -24,6 +24,22 @@ export const FATAL = new Set([
   CloseCode.VERSION,
 ]);
 
+/** For people, where the other end gave no reason. @type {Map<number, string>} */
+export const WORDS = new Map([
+  [0, 'nobody answers there'],
+  [CloseCode.NORMAL, 'the connection was closed'],
+  [CloseCode.GOING_AWAY, 'the other end stopped'],
+  [CloseCode.NO_STATUS, 'the connection was closed'],
+  [CloseCode.MESSAGE_TOO_BIG, 'a message was too long for what is in between'],
+  [CloseCode.PROTOCOL, 'one end could not read the other'],
+  [CloseCode.AUTH, 'this identity was refused'],
+  [CloseCode.TIMEOUT, 'nothing came for too long'],
+  [CloseCode.REPLACED, 'a newer session took this one’s place'],
+  [CloseCode.TOO_LARGE, 'a message was too long'],
+  [CloseCode.VERSION, 'the two ends speak different versions'],
+  [CloseCode.OVERLOADED, 'too many want the same'],
+]);
+
 const MAX_REASON_BYTES = 123; // RFC 6455 section 5.5
 
 /**
@@ -32,6 +48,11 @@ const MAX_REASON_BYTES = 123; // RFC 6455 section 5.5
  */
 export function mayReconnect(code) {
   return !FATAL.has(code);
+}
+
+/** Say why a session ended; numbers are for machines. @param {number} code @param {string} reason */
+export function inWords(code, reason) {
+  return reason || (WORDS.get(code) ?? 'the connection broke');
 }
 
 /**

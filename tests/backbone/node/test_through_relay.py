@@ -9,6 +9,7 @@ import pytest
 
 from backbone.experts.native import NativeKernel
 from backbone.node.client import ClientConfig, NodeClient
+from backbone.node.machine import State
 from relay.config import Config
 from relay.server import RelayServer
 from tests.fakes.backbone import FakeBackbone
@@ -110,3 +111,20 @@ async def test_node_rejoins_a_restarted_relay_with_its_slices(tmp_path: Path) ->
         await backbone.check(found, 3)
         assert len(backbone.delivered) == len(MODEL.by_id)  # nothing was fetched a second time
         assert client.status().bytes_in - received < 16 * MODEL.formula.slice_bytes
+
+
+async def test_node_learns_that_its_backbone_left_and_serves_the_next_with_what_it_holds(
+    relay: RelayServer,
+) -> None:
+    async with node(relay.url) as client:
+        async with FakeBackbone(relay.url, relay.backbone_token, MODEL, KERNEL) as first:
+            await first.until_covered(1)
+            assert client.status().state is State.SERVING
+        async with asyncio.timeout(2):
+            while client.status().state is not State.OFFERED:
+                await asyncio.sleep(0.01)
+        assert len(client.machine.held) == len(MODEL.by_id)
+        async with FakeBackbone(relay.url, relay.backbone_token, MODEL, KERNEL) as second:
+            (found,) = await second.until_covered(1)
+            await second.check(found, 1)
+            assert not second.delivered, "nothing is loaded again"

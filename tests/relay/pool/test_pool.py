@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from relay.pool.pool import Pool, Told
+from relay.pool.pool import UNPAIRED, Pool, Told
 from relay.wire.manifest import Manifest, ManifestLayer
 from relay.wire.messages import Assign, Offer, Peers, Register, SliceReady
 
@@ -110,6 +110,7 @@ def test_backbone_that_reconnects_finds_its_nodes_as_they_were() -> None:
     pool.slices_ready(2, ready(assign))
     pool.settle()
     pool.remove(1)
+    assert assigns(pool.settle()) == {2: UNPAIRED}
     assert pool.settle() == []
     pool.slices_ready(2, ready(assign))  # late, of the pairing that is over
     pool.register(9, "b1", register())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.wire.calls import Dispatch, Partial
-from relay.wire.close import CloseCode, clip_reason, may_reconnect
+from relay.wire.close import CloseCode, clip_reason, in_words, may_reconnect
 from relay.wire.errors import LocalProtocolError
 from relay.wire.frames import MAX_FRAME_BYTES, Frame, FrameType
 from relay.wire.messages import (
@@ -429,3 +429,9 @@ def test_close_codes_say_who_may_come_back() -> None:
 
 def test_reason_is_clipped_between_characters() -> None:
     assert clip_reason("ü" * 100) == "ü" * 61
+
+
+@pytest.mark.parametrize("code", [0, *CloseCode, 1006, 1011, 4999])
+def test_why_a_session_ended_is_said_in_words(code: int) -> None:
+    assert in_words(code, "as it said") == "as it said"
+    assert in_words(code, "") and not any(letter.isdigit() for letter in in_words(code, ""))
