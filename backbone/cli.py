@@ -11,6 +11,7 @@ from pathlib import Path
 from backbone import doctor
 from backbone.config import Config, default_cache_dir
 from backbone.errors import BackboneError, ConfigError
+from backbone.experts.standing import Offload
 from backbone.lanes.direct import ListenAt
 from backbone.lanes.relayed import session_url
 from backbone.model.demo_model import ensure_demo_model
@@ -75,6 +76,10 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
                        help="let the relay read what passes between nodes and this backbone")  # fmt: skip
     serve.add_argument("--key-file", type=Path, default=default("key_file", None), metavar="PEM",
                        help="this backbone's key, made at the first start (XDG state folder)")  # fmt: skip
+    serve.add_argument("--offload", choices=[each.value for each in Offload],
+                       default=default("offload", Offload.AUTO.value),
+                       help="what nodes get: what comes back within 5 ms of this machine's own (auto), "
+                            "what comes back sooner (soonest), all they carry (always)")  # fmt: skip
     serve.add_argument("--hedge", action="store_true", default=default("hedge", "") == "1",
                        help="ask a second holder when the first is late by its own measure")  # fmt: skip
     serve.add_argument("--allow-inexact", action="store_true", default=default("allow_inexact", "") == "1",
@@ -143,6 +148,7 @@ def config_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Confi
         threads=args.threads,
         speculate=args.speculate,
         grid=Grid[args.grid.upper()],
+        offload=Offload(args.offload),
         hedge=args.hedge,
         allow_inexact=args.allow_inexact,
         local_cache_bytes=args.local_cache,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from backbone.experts.deadlines import DeadlinePolicy
+from backbone.experts.standing import Offload
 from backbone.lanes.direct import ListenAt
 from relay.nat.paths import PathPolicy
 from relay.wire.tensors import Grid
@@ -22,9 +23,10 @@ class Config:
     model: the GGUF. relay, relay_token: whom to join; without a relay all experts are computed here.
     host, port: the public port (0: any free one). api_keys: who may ask; empty: everybody who reaches the
     port. context: tokens per slot. parallel: slots. threads: 0 = all cores. speculate: None or "ngram".
-    grid: how exact partials travel, see CONTRACT.md "Grid". hedge: ask a second holder when the first is
-    late. allow_inexact: also ask nodes that compute within a tolerance only. listen: where nodes may reach
-    this backbone directly. links: whether calls may leave the relayed lane. paths: when they do.
+    grid: how exact partials travel, see CONTRACT.md "Grid". offload: how eagerly nodes are given work that
+    this machine would do as quickly. hedge: ask a second holder as soon as the first is later than usual.
+    allow_inexact: also ask nodes that compute within a tolerance only. listen: where nodes may reach this
+    backbone directly. links: whether calls may leave the relayed lane. paths: when they do.
     key_file: this backbone's key, None: a fresh one. seal: whether frames through the relay are sealed.
     require_sealed: leave out nodes that cannot.
     local_cache_bytes: packed experts kept in memory for what no node holds. call_timeout_s: longest layer
@@ -44,6 +46,7 @@ class Config:
     threads: int = 0
     speculate: Literal["ngram"] | None = None
     grid: Grid = Grid.X32
+    offload: Offload = Offload.AUTO
     hedge: bool = False
     allow_inexact: bool = False
     local_cache_bytes: int = 1 << 30

@@ -28,6 +28,7 @@ import segno
 
 from backbone.config import Config, default_cache_dir
 from backbone.errors import BackboneError
+from backbone.experts.standing import Offload
 from backbone.experts.tally import Tally
 from backbone.gate.compare import common_prefix, compare_logits
 from backbone.gate.logits import teacher_forced_logits
@@ -112,6 +113,7 @@ async def _run(options: argparse.Namespace) -> int:
             relay=local_url,
             relay_token=token,
             port=_free_port(8080),
+            offload=Offload.ALWAYS,  # this machine alone would be as quick: show the swarm
         )
         backbone = await stack.enter_async_context(Backbone(config))
         _say("backbone", describe(backbone))

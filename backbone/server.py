@@ -145,6 +145,7 @@ class Backbone:
                 config.hedge,
                 local_only=config.relay is None,
                 allow_inexact=config.allow_inexact,
+                offload=config.offload,
             ),
             model_tag(self.manifest.model),
             recorder=recorder,

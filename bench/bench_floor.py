@@ -26,6 +26,7 @@ from backbone.experts.local import LocalExperts
 from backbone.experts.native import NativeKernel
 from backbone.experts.nodes import nodes_of
 from backbone.experts.plans import LayerPlan, layer_plans
+from backbone.experts.standing import Offload
 from backbone.lanes.relayed import LaneHandlers, RelayedLane
 from backbone.model.gguf import Model, open_model
 from backbone.model.random_model import Shape, make_random_moe
@@ -44,6 +45,7 @@ SHAPES = {  # name -> hidden_dim, expert_dim, top_k, gate/up type, down type
     ),
 }
 READY_S = 60.0
+CARRIED = DispatchPolicy(offload=Offload.ALWAYS)
 
 
 async def timed(step: Callable[[], Awaitable[object]], runs: int) -> tuple[float, float]:
@@ -111,7 +113,7 @@ async def measure(s: Setting, num_tokens: int, runs: int) -> list[Row]:
         s.plan.formula, encoded, encoding, num_tokens, exponents, Grid.X32, 12, picks.counts, experts,
         pick_expert, picks.weights,
     )  # fmt: skip
-    here = Dispatcher({0: s.plan}, Grid.X32, s.local, DispatchPolicy(), 0)
+    here = Dispatcher({0: s.plan}, Grid.X32, s.local, DispatchPolicy(local_only=True), 0)
     steps: dict[str, tuple[float, float]] = {
         "kernel alone": await timed(kernel_alone, runs),
         "codecs of both ends": await timed(codecs, runs),
@@ -149,7 +151,7 @@ async def swarm(s: Setting) -> AsyncIterator[Dispatcher]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     token, url = secrets.token_hex(16), f"http://127.0.0.1:{port}"
-    dispatcher = Dispatcher({0: s.plan}, Grid.X32, s.local, DispatchPolicy(), model_tag(s.manifest.model))
+    dispatcher = Dispatcher({0: s.plan}, Grid.X32, s.local, CARRIED, model_tag(s.manifest.model))
     places = {slice_id: (m.layer, e) for m in s.manifest.layers for e, slice_id in enumerate(m.slices)}
     handlers = LaneHandlers(
         on_peers=lambda peers: dispatcher.nodes_changed(nodes_of(peers)),

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 from backbone.config import Config
 from backbone.experts.native import NativeKernel
+from backbone.experts.standing import Offload
 from backbone.node.client import ClientConfig
 from backbone.processes import running
 from backbone.server import Backbone
@@ -75,7 +76,8 @@ async def swarm(
     """
     Start everything and wait until all nodes hold what they were assigned.
 
-    share: what each node pledges, as a part of all experts' size. settings: fields of backbone.config.Config.
+    share: what each node pledges, as a part of all experts' size. settings: fields of backbone.config.Config;
+    nodes carry what they can, since a test is about them, unless it says otherwise.
     """
     async with AsyncExitStack() as stack:
         slices = Path(stack.enter_context(TemporaryDirectory(prefix="swarm-slices-")))
@@ -89,7 +91,7 @@ async def swarm(
             relay=relay.url,
             relay_token=relay.backbone_token,
             port=0,
-            **settings,
+            **({"offload": Offload.ALWAYS} | settings),
         )  # type: ignore[arg-type]
         made.backbone = backbone = await stack.enter_async_context(Backbone(config))
         memory_bytes = int(backbone.model.expert_bytes * share) + (1 << 20)

@@ -1,13 +1,6 @@
-"""
-Decide which node computes which expert rows of one layer call. Pure.
+"""Which experts compute which rows of one layer call, whole or in parts. Pure."""
 
-The goal is few nodes, not even load: a layer's round lasts as long as its slowest node, x is sent once per
-node, and one node answers one partial however many experts it computed (DESIGN section 2). So: one node that
-holds everything if there is one, else a greedy cover, fastest first among equals, and the local kernel for
-what nobody holds.
-"""
-
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +35,14 @@ class Picks:
             np.ascontiguousarray(weights).ravel(),
         )
 
+    def first_rows(self, count: int, experts: Collection[int]) -> "Picks":
+        """Keep what the first `count` rows that want any of these experts want of them."""
+        row_of_pick = np.repeat(np.arange(len(self.counts)), self.counts)
+        chosen = np.isin(self.experts, list(experts))
+        chosen &= np.isin(row_of_pick, np.unique(row_of_pick[chosen])[:count])
+        counts = np.bincount(row_of_pick[chosen], minlength=len(self.counts)).astype(np.uint16)
+        return Picks(counts, self.experts[chosen], self.weights[chosen])
+
     def distinct(self) -> tuple[list[int], npt.NDArray[np.uint16]]:
         """Give the experts without repetition, and for each pick its place among them."""
         place: dict[int, int] = {}
@@ -50,7 +51,10 @@ class Picks:
 
     def split(self, part_of_expert: npt.NDArray[np.intp], num_parts: int) -> list["Picks"]:
         """Divide by expert; `part_of_expert[e]` names the part. Keeps the order of picks inside each part."""
-        part_of_pick = part_of_expert[self.experts]
+        return self.divide(part_of_expert[self.experts], num_parts)
+
+    def divide(self, part_of_pick: npt.NDArray[np.intp], num_parts: int) -> list["Picks"]:
+        """Divide pick by pick; keeps their order inside each part."""
         row_of_pick = np.repeat(np.arange(len(self.counts)), self.counts)
         parts = []
         for part in range(num_parts):
@@ -66,53 +70,6 @@ class Part:
 
     holder: str | None
     picks: Picks
-
-
-def plan(
-    picks: Picks,
-    holders: Mapping[int, Collection[str]],
-    preference: Sequence[str],
-    excluded: Collection[str] = (),
-) -> list[Part]:
-    """
-    Assign every pick to exactly one holder.
-
-    Args:
-        picks: what the router chose.
-        holders: expert -> nodes that hold its slice of this layer.
-        preference: nodes, best first; a node that is not in it is not used.
-        excluded: nodes that already failed these picks.
-
-    Returns: one part per holder, remote ones first in the order of `preference`, the local one last.
-    """
-    needed = set(picks.experts.tolist())
-    held = {
-        node: {expert for expert in needed if node in holders.get(expert, ())}
-        for node in preference
-        if node not in excluded
-    }
-    holder_of: dict[int, str] = {}
-    missing = set(needed)
-    while missing and held:
-        node = max(
-            held, key=lambda name: len(held[name] & missing)
-        )  # max() keeps the first: preference breaks ties
-        gain = held.pop(node) & missing
-        if not gain:
-            break
-        holder_of.update(dict.fromkeys(gain, node))
-        missing -= gain
-    used = [node for node in preference if node in set(holder_of.values())]
-    if not used:
-        return [Part(LOCAL, picks)] if needed else []
-    if len(used) == 1 and not missing:
-        return [Part(used[0], picks)]
-    part_of_expert = np.full(max(needed) + 1, len(used), np.intp)
-    for expert, node in holder_of.items():
-        part_of_expert[expert] = used.index(node)
-    parts = picks.split(part_of_expert, len(used) + bool(missing))
-    names: list[str | None] = [*used, LOCAL]
-    return [Part(name, part) for name, part in zip(names, parts, strict=False)]
 
 
 def covers(node: str, picks: Picks, holders: Mapping[int, Collection[str]]) -> bool:

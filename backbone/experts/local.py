@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from threading import Lock
+from time import monotonic
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ import numpy.typing as npt
 from backbone.engine.link import LayerCall
 from backbone.experts.dispatch import Picks
 from backbone.experts.native import NativeKernel, PackedExpert
+from backbone.experts.pace import Pace
+from backbone.experts.planner import LocalCost
 from backbone.model.gguf import Model
 from relay.wire.tensors import Grid, XEncoding, encode_x
 
@@ -52,6 +55,7 @@ class LocalExperts:
 
     def __init__(self, model: Model, kernel: NativeKernel, cache_bytes: int, threads: int) -> None:
         self.build = kernel.build
+        self.pace = Pace()
         self._model = model
         self._kernel = kernel
         self._cache_bytes = cache_bytes
@@ -70,7 +74,25 @@ class LocalExperts:
         with self._lock:
             if not all((layer, expert) in self._packed for expert in picks.experts.tolist()):
                 return None
-        return self._answer(layer, rows, picks)
+        began, alone = monotonic(), self.pace.began(0.0, 0.0)
+        try:
+            sums = self._answer(layer, rows, picks)
+        finally:
+            self.pace.ended()
+        if alone:
+            self.pace.computed(len(picks.experts), slice_bytes, monotonic() - began)
+        return sums
+
+    def cost(self, layer: int, num_rows: int, now: float) -> LocalCost:
+        """Say what computing about so many rows of a layer's experts costs here at the moment."""
+        slice_bytes = self._model.layers[layer].formula.slice_bytes
+        packed, load_s = self._packed, self.pace.load_s(slice_bytes)
+        return LocalCost(
+            self.pace.queue_s(now),
+            self.pace.row_s(num_rows, slice_bytes),
+            # One dictionary's answer needs no lock, and is a guess about the next moment anyway.
+            lambda expert: 0.0 if (layer, expert) in packed else load_s,
+        )
 
     async def compute(self, layer: int, rows: LocalRows, picks: Picks) -> npt.NDArray[np.int64]:
         """
@@ -79,6 +101,19 @@ class LocalExperts:
         Raises:
             KernelError: the kernel refused (non-finite values, grid overflow); names what.
         """
+        slice_bytes = self._model.layers[layer].formula.slice_bytes
+        warm = all((layer, expert) in self._packed for expert in picks.experts.tolist())
+        began = monotonic()
+        alone = self.pace.began(self.cost(layer, len(picks.experts), began).whole(picks), began)
+        try:
+            sums = await self._compute(layer, rows, picks)
+        finally:
+            self.pace.ended()
+        if alone and warm:
+            self.pace.computed(len(picks.experts), slice_bytes, monotonic() - began)
+        return sums
+
+    async def _compute(self, layer: int, rows: LocalRows, picks: Picks) -> npt.NDArray[np.int64]:
         loop = asyncio.get_running_loop()
         experts = sorted(set(picks.experts.tolist()))
         if self._threads == 1 or len(picks.experts) < SPLIT_PICKS or len(experts) < 2:
@@ -98,16 +133,19 @@ class LocalExperts:
         picks = Picks.of(call.ids, call.weights)
         used, pick_expert = picks.distinct()
         num_tokens, top_k = call.ids.shape
+        formula, experts = self._model.layers[layer].formula, [self.expert(layer, each) for each in used]
+        began = monotonic()
         outputs = self._kernel.outputs(
-            self._model.layers[layer].formula,
+            formula,
             encode_x(call.x, encoding),
             int(encoding),
             num_tokens,
             picks.counts,
-            [self.expert(layer, expert) for expert in used],
+            experts,
             pick_expert,
             picks.weights,
         )
+        self.pace.computed(len(picks.experts), formula.slice_bytes, monotonic() - began)
         return outputs.reshape(num_tokens, top_k, -1).sum(axis=1)
 
     def close(self) -> None:
@@ -121,7 +159,9 @@ class LocalExperts:
             if (packed := self._packed.get(key)) is not None:
                 self._packed.move_to_end(key)
                 return packed
+        began = monotonic()
         packed = self._pack(layer, expert)
+        self.pace.loaded(self._model.layers[layer].formula.slice_bytes, monotonic() - began)
         with self._lock:
             if key not in self._packed:  # another thread may have been first
                 self._packed[key] = packed

@@ -10,8 +10,9 @@ from backbone.errors import ModelError
 from backbone.model.formula import FORMATS, Formula
 from backbone.model.gguf import Model
 from backbone.model.slices import LayerGrid
-from relay.wire.tensors import Grid, XEncoding
+from relay.wire.tensors import WIDTHS, Grid, XEncoding, partial_row_bytes, x_bytes
 
+ROW_HEAD_BYTES = 96  # about: two headers, and the picks of a row
 ENCODING_OF_BLOCK = {1: XEncoding.F32, 32: XEncoding.Q8A32, 256: XEncoding.Q8A256}
 
 
@@ -23,6 +24,15 @@ class LayerPlan:
     formula: Formula
     x_encoding: XEncoding
     layer_exponents: int | npt.NDArray[np.int32]
+
+    def row_bytes(self, grid: Grid) -> int:
+        """Give the bytes that one row takes, there and back."""
+        columns = self.formula.hidden_dim
+        return (
+            x_bytes(1, columns, self.x_encoding)
+            + partial_row_bytes(columns, WIDTHS[grid][0])
+            + ROW_HEAD_BYTES
+        )
 
 
 def x_encoding(formula: Formula) -> XEncoding:

@@ -3,6 +3,10 @@
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+MOST_REASONS = 16  # reasons are a peer's own text: that many different ones of each, then they are "other"
+MOST_REASON_CHARS = 120
+MOST_HOLDERS = 4096
+OTHER_REASONS = "other reasons"
 ROUND_TRIPS_KEPT = 512  # per holder; enough for a median and a 95th percentile of the last minutes
 
 
@@ -34,7 +38,10 @@ class Work:
         self.round_trips_s.append(round_trip_s)
 
     def failed(self, reason: str) -> None:
-        """Note a call that had to be computed elsewhere."""
+        """Note a call that had to be computed elsewhere; keep few reasons, and short ones."""
+        reason = reason[:MOST_REASON_CHARS]
+        if reason not in self.failures and len(self.failures) >= MOST_REASONS:
+            reason = OTHER_REASONS
         self.failures[reason] = self.failures.get(reason, 0) + 1
 
     def round_trip_ms(self, share: float) -> float:
@@ -90,6 +97,8 @@ class Tally:
         """Give a holder's record, made on first use."""
         work = self.work.get(node_id)
         if work is None:
+            while len(self.work) >= MOST_HOLDERS:  # ids are the peers' own choice; the oldest goes
+                del self.work[next(name for name in self.work if name != self.LOCAL_NAME)]
             work = self.work[node_id] = Work(name, kernel, path)
         return work
 

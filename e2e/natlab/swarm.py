@@ -57,7 +57,7 @@ class LabSwarm:
         """Start the backbone behind NAT A and wait until it is registered and its door is open."""
         self._start("hA", "backbone", "backbone.cli", "serve", "--model", str(model),
                     "--relay", self.relay_url, "--relay-token", TOKEN, "--port", str(DOOR_PORT),
-                    "--threads", "1", "--context", "512",
+                    "--threads", "1", "--context", "512", "--offload", "always",
                     "--cache-dir", str(self.folder / "cache"))  # fmt: skip
         self.wait(lambda: self._accepts("hA", ("127.0.0.1", DOOR_PORT)), "backbone")
         self.wait(lambda: len(self.status()["backbones"]) == 1, "backbone")

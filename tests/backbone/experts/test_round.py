@@ -1,13 +1,17 @@
 """One layer call: whatever nodes do, each pick is summed exactly once or the round fails by name."""
 
 import itertools
+from collections.abc import Collection
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backbone.experts.dispatch import Picks
-from backbone.experts.round import Action, Attempt, CancelCall, Compute, Round, Send, Sums, Timing
+from backbone.experts.deadlines import Line
+from backbone.experts.dispatch import LOCAL, Part, Picks, covers
+from backbone.experts.planner import Candidate, LocalCost, Terms, plan
+from backbone.experts.round import Action, Attempt, Compute, Fault, Late, Round, Send, Spare, Sums
 
 HOLDERS = {0: {"a", "c"}, 1: {"a", "c"}, 2: {"b"}, 3: {"b"}}
 
@@ -24,14 +28,36 @@ def truth(picks: Picks, rows: int) -> Sums:
     return sums
 
 
+class Fixed:
+    """A planner that knows everything: nodes in order of preference, each late after `patience_s`."""
+
+    def __init__(self, preference: tuple[str, ...], patience_s: float) -> None:
+        self.preference = preference
+        self.patience = patience_s
+
+    def parts(self, picks: Picks, tried: Collection[str], left_s: float) -> list[Part]:
+        names = [name for name in self.preference if name not in tried and left_s > 0]
+        found = [Candidate(name, Line(1e-3 * i, 0.0, 0.0)) for i, name in enumerate(names)]
+        return plan(picks, HOLDERS, found, LocalCost(0.0, 1.0, lambda expert: 0.0), Terms(100, 0.0))
+
+    def backup(self, picks: Picks, tried: Collection[str], left_s: float) -> str | None:
+        able = [n for n in self.preference if n not in tried and covers(n, picks, HOLDERS)]
+        return able[0] if able and left_s > 0 else LOCAL
+
+    def patience_s(self, node: str, picks: Picks) -> float:
+        return self.patience
+
+
 def new_round(
-    rows: int = 1, hedge_after_s: float | None = None, preference: tuple[str, ...] = ("a", "b", "c")
+    rows: int = 1,
+    patience_s: float = 0.3,
+    preference: tuple[str, ...] = ("a", "b", "c"),
+    wait_s: float = 1.0,
 ) -> Round:
     return Round(
         shape=(rows, 1),
-        holders=HOLDERS,
-        preference=preference,
-        timing=lambda node: Timing(1.0, hedge_after_s),
+        planner=Fixed(preference, patience_s),
+        wait_s=wait_s,
         call_ids=itertools.count(1),
     )
 
@@ -86,37 +112,82 @@ def test_a_failing_local_kernel_fails_the_round_by_name() -> None:
     assert call.attempts == [Attempt("local kernel", "compute", "non_finite")]
 
 
-def test_a_passed_deadline_asks_elsewhere_and_drops_the_late_answer() -> None:
+def test_a_late_answer_asks_the_replica_too_and_the_first_one_counts() -> None:
     call = new_round()
-    late = sent(call.start(asked([[0, 1]]), 0.0))["a"]
-    assert call.next_timer() == 1.0
-    cancel, retry = call.handle_timer(1.0)
-    assert cancel == CancelCall(late.call_id, "a")
-    assert isinstance(retry, Send) and retry.node == "c"
-    assert call.partial(late.call_id, truth(late.picks, 1), 1.1) == []
-    call.partial(retry.call_id, truth(retry.picks, 1), 1.2)
-    assert call.finished and call.sums.tolist() == [[11]]
-
-
-def test_a_hedge_asks_the_replica_and_the_first_answer_wins() -> None:
-    call = new_round(hedge_after_s=0.3)
     slow = sent(call.start(asked([[0, 1]]), 0.0))["a"]
     assert call.next_timer() == 0.3
-    [hedge] = call.handle_timer(0.3)
+    late, hedge = call.handle_timer(0.3)
+    assert late == Late(slow.call_id, "a")
     assert isinstance(hedge, Send) and hedge.node == "c"
-    assert call.partial(hedge.call_id, truth(hedge.picks, 1), 0.4) == [CancelCall(slow.call_id, "a")]
+    assert call.attempts == [Attempt("a", "compute", "not back in time", Fault.LATE)]
+    assert call.partial(hedge.call_id, truth(hedge.picks, 1), 0.4) == [Spare(slow.call_id, "a")]
     assert call.partial(slow.call_id, truth(slow.picks, 1), 0.5) == []
     assert call.finished and call.sums.tolist() == [[11]]
 
 
-def test_a_hedge_without_a_replica_uses_the_local_kernel() -> None:
-    call = new_round(hedge_after_s=0.3)
+def test_the_late_one_may_still_be_first() -> None:
+    call = new_round()
+    slow = sent(call.start(asked([[0, 1]]), 0.0))["a"]
+    _, hedge = call.handle_timer(0.3)
+    assert isinstance(hedge, Send)
+    assert call.partial(slow.call_id, truth(slow.picks, 1), 0.4) == [Spare(hedge.call_id, "c")]
+    assert call.finished and call.sums.tolist() == [[11]]
+
+
+def test_without_a_replica_this_machine_computes_and_nothing_is_timed_any_more() -> None:
+    call = new_round()
     call.start(asked([[2]]), 0.0)
-    [hedge] = call.handle_timer(0.3)
-    assert isinstance(hedge, Compute)
-    assert call.handle_timer(1.0) == [CancelCall(1, "b")]  # the deadline: the hedge still runs
-    call.partial(hedge.call_id, truth(hedge.picks, 1), 1.1)
+    late, compute = call.handle_timer(0.3)
+    assert late == Late(1, "b") and isinstance(compute, Compute)
+    assert call.next_timer() is None
+    call.partial(compute.call_id, truth(compute.picks, 1), 1.1)
     assert call.finished and call.sums.tolist() == [[100]]
+
+
+def test_however_many_nodes_are_silent_this_machine_starts_in_time() -> None:
+    """26 holders, each with all the patience of the world: the wait is one, not one after another."""
+    names = tuple(f"n{i}" for i in range(26))
+    HOLDERS[7] = set(names)
+    try:
+        call = new_round(patience_s=60.0, preference=names, wait_s=0.2)
+        [first] = call.start(asked([[7]]), 5.0)
+        assert isinstance(first, Send) and call.next_timer() == pytest.approx(5.2)
+        _, compute = call.handle_timer(5.2)
+        assert isinstance(compute, Compute)
+    finally:
+        del HOLDERS[7]
+
+
+def test_failures_one_after_another_end_at_this_machine_in_time() -> None:
+    call = new_round(wait_s=0.2)
+    first = sent(call.start(asked([[0, 1]]), 0.0))["a"]
+    [second] = call.failure(first.call_id, "compute", "kernel_fault", 0.1)
+    assert isinstance(second, Send)
+    [compute] = call.failure(second.call_id, "compute", "kernel_fault", 0.25)
+    assert isinstance(compute, Compute)
+
+
+def test_what_this_machine_cannot_compute_a_node_that_is_late_still_may() -> None:
+    call = new_round()
+    slow = sent(call.start(asked([[2]]), 0.0))["b"]
+    _, compute = call.handle_timer(0.3)
+    assert isinstance(compute, Compute)
+    assert call.failure(compute.call_id, "compute", "disk error", 0.4) == []
+    assert not call.finished and call.next_timer() is not None
+    call.partial(slow.call_id, truth(slow.picks, 1), 0.5)
+    assert call.finished and not call.failed and call.sums.tolist() == [[100]]
+
+
+def test_when_neither_this_machine_nor_a_late_node_answers_the_round_fails() -> None:
+    call = new_round()
+    call.start(asked([[2]]), 0.0)
+    _, compute = call.handle_timer(0.3)
+    assert isinstance(compute, Compute)
+    call.failure(compute.call_id, "compute", "disk error", 0.4)
+    at = call.next_timer()
+    assert at is not None and at <= 3.0
+    call.handle_timer(at)
+    assert call.finished and call.failed
 
 
 def test_a_node_that_leaves_is_replaced_at_once() -> None:
@@ -135,7 +206,7 @@ def test_whatever_happens_each_pick_counts_once(data: st.DataObject) -> None:
             st.lists(st.integers(0, 4), min_size=3, max_size=3, unique=True), min_size=rows, max_size=rows
         )
     )
-    call = new_round(rows, hedge_after_s=data.draw(st.sampled_from([None, 0.4])))
+    call = new_round(rows, patience_s=data.draw(st.sampled_from([0.4, 9.0])))
     now, outbox, history = 0.0, call.start(asked(ids), 0.0), []
     for _ in range(200):
         history += outbox

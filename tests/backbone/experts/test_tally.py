@@ -1,6 +1,6 @@
 """What each node did, counted."""
 
-from backbone.experts.tally import Tally
+from backbone.experts.tally import MOST_HOLDERS, MOST_REASON_CHARS, MOST_REASONS, Tally
 
 
 def test_layers_are_written_as_spans() -> None:
@@ -28,3 +28,19 @@ def test_clearing_forgets_everything() -> None:
     tally.clear()
     assert tally.work == {} and tally.calls_of_rows == {}
     assert (tally.retries, tally.layer_calls, tally.longest_call_s) == (0, 0, 0.0)
+
+
+def test_reasons_are_the_peers_own_text_and_bounded() -> None:
+    work = Tally().of("n", "node", "native", "relayed")
+    for i in range(1000):
+        work.failed(f"compute: {i} " + "x" * 1000)
+    assert len(work.failures) <= MOST_REASONS + 1 and sum(work.failures.values()) == 1000
+    assert max(map(len, work.failures)) <= MOST_REASON_CHARS
+
+
+def test_holders_are_the_peers_own_names_and_bounded() -> None:
+    tally = Tally()
+    tally.of(Tally.LOCAL_NAME, Tally.LOCAL_NAME, "native", "local")
+    for i in range(MOST_HOLDERS + 100):
+        tally.of(f"n{i}", "node", "native", "relayed")
+    assert len(tally.work) == MOST_HOLDERS and Tally.LOCAL_NAME in tally.work
