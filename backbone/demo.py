@@ -217,7 +217,10 @@ async def _ask(url: str, question: str, max_tokens: int, *, show: bool) -> Answe
 
 async def _beside_llama_cpp(backbone: Backbone, options: argparse.Namespace, swarm: Answer) -> str:
     """Say how close we are to plain llama.cpp, with the same text forced on both."""
-    async with httpx.AsyncClient(timeout=60, trust_env=False, base_url=backbone.engine.url or "") as client:
+    engine = backbone.engine
+    async with httpx.AsyncClient(
+        timeout=60, trust_env=False, base_url=engine.url, headers=engine.headers
+    ) as client:
         messages = [{"role": "user", "content": options.question}]
         prompt = (await client.post("/apply-template", json={"messages": messages})).json()["prompt"]
         ids = (await client.post("/tokenize", json={"content": prompt, "parse_special": True})).json()[

@@ -15,8 +15,10 @@ What can go wrong in the backbone, and whose fault it is.
 Facts are attributes; the message is built from them. `code` is the word used in HTTP error bodies and logs.
 """
 
+from relay.wire.rebuild import Rebuildable
 
-class BackboneError(Exception):
+
+class BackboneError(Rebuildable):
     """Root of the tree."""
 
     code = "backbone"

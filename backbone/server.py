@@ -29,7 +29,7 @@ from backbone.config import Config
 from backbone.engine.link import LayerCall
 from backbone.engine.link_server import OnCall
 from backbone.engine.supervisor import Engine, EngineConfig
-from backbone.errors import BackboneError, ModelError
+from backbone.errors import BackboneError, EngineError, ModelError
 from backbone.experts.client import Dispatcher, DispatchPolicy
 from backbone.experts.local import LocalExperts
 from backbone.experts.native import NativeKernel
@@ -172,12 +172,20 @@ class Backbone:
         meter = GridMeter()
         self._answer = self._local_answer(local, meter)
         log.info("measuring the grid of %s (once per model)", self.model.name)
-        async with httpx.AsyncClient(timeout=CALIBRATION_TIMEOUT_S, trust_env=False) as client:
+        ends = self.engine.ends
+        async with httpx.AsyncClient(
+            timeout=CALIBRATION_TIMEOUT_S, trust_env=False, headers=self.engine.headers
+        ) as client:
             for text in TEXTS:
                 body = {"prompt": text, "n_predict": 1, "temperature": 0.0, "cache_prompt": False}
-                reply = await client.post(f"{self.engine.url}/completion", json=body)
+                try:
+                    reply = await client.post(f"{self.engine.url}/completion", json=body)
+                except httpx.HTTPError as exc:
+                    why = await self.engine.why_ended(ends) or f"{type(exc).__name__} {exc}"
+                    raise EngineError(f"the engine ended while the grid was measured: {why}") from exc
                 if reply.status_code != 200:
-                    raise ModelError(f"the grid could not be measured: {reply.text[:300]}")
+                    why = self.engine.last_failure or reply.text[:300]
+                    raise ModelError(f"the grid could not be measured: {why}")
         return meter.exponents()
 
     async def _join(self, relay_url: str) -> None:

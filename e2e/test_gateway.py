@@ -107,6 +107,6 @@ async def test_the_engine_does_not_hold_the_experts(demo_model: Path, cache_dir:
             experts = s.backbone.model.expert_bytes
             calls = s.backbone.dispatcher.call
             async with Engine(EngineConfig(model=demo_model, swarm=False), calls) as plain:
-                await client.post(f"{plain.url}/v1/chat/completions", json=chat(4))
+                await client.post(f"{plain.url}/v1/chat/completions", json=chat(4), headers=plain.headers)
                 resident.append(plain.rss_bytes())
     assert resident[1] - resident[0] > 0.8 * experts

@@ -17,8 +17,10 @@ from them; `code` is the word used in HTTP error bodies.
 
 from typing import ClassVar
 
+from relay.wire.rebuild import Rebuildable
 
-class RelayError(Exception):
+
+class RelayError(Rebuildable):
     """Root of the tree. `status` is the HTTP status where one is due."""
 
     code: ClassVar[str] = "relay"

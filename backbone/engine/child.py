@@ -29,6 +29,9 @@ NGRAM_DRAFT_TOKENS = 12
 # The server is never let go: its end would wait, under the interpreter lock, for threads that do not end.
 _kept: list[object] = []
 
+KEY_VARIABLE = "SWARM_ENGINE_KEY"  # in the environment: arguments can be read by everybody on this machine
+HTTP_THREADS_SPARE = 8  # requests that take no slot never wait behind those that do
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 LOG_WARNINGS = 2  # llama.cpp's verbosity: 1 errors, 2 warnings, 3 information
@@ -117,6 +120,10 @@ def _params(xllamacpp: Any, config: dict[str, Any]) -> Any:
     params.hostnames = ["127.0.0.1"]
     params.port = 0
     params.ui = False
+    params.api_keys = [os.environ.pop(KEY_VARIABLE)]
+    params.cors_origins = "null"  # no page may ask this port, not even one that is open on this machine
+    params.n_threads_http = config["n_parallel"] + HTTP_THREADS_SPARE
+    params.cache_ram_mib = config["cache_mib"]
     params.verbosity = LOG_WARNINGS
     params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP  # pages.c gives those of experts back
     params.warmup = False  # it would run all experts of all layers

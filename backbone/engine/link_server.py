@@ -15,6 +15,8 @@ from typing import cast
 from backbone.engine.link import Floats, LayerCall, RequestDecoder, encode_failure, encode_reply
 from backbone.errors import BackboneError, LinkError
 
+UNWANTED = "whoever asked for this has left"
+
 type OnCall = Callable[[LayerCall], Awaitable[Floats]]
 
 
@@ -22,12 +24,15 @@ class LinkServer:
     """
     Listen for the device on a Unix socket at `path` and answer its calls with `on_call`.
 
-    `last_failure` says why the last failed call failed. A call under way is cancelled when the device hangs
-    up, which it does when its patience ends.
+    `last_failure` says why the last failed call failed; `on_failure` hears of each as it happens, before the
+    device does. A call under way is cancelled when the device hangs up, which it does when its patience ends.
+    While `wanted` says no, nobody waits for what the device computes, and its calls fail at once.
     """
 
     def __init__(self, on_call: OnCall) -> None:
         self.last_failure: str | None = None
+        self.on_failure: Callable[[str], None] = lambda why: None
+        self.wanted: Callable[[], bool] = lambda: True
         self._on_call = on_call
         self._directory = Path(tempfile.mkdtemp(prefix="swarm-"))
         self._server: asyncio.Server | None = None
@@ -51,13 +56,22 @@ class LinkServer:
 
     async def answer(self, call: LayerCall) -> bytes:
         """Give the bytes to write for a call; whatever goes wrong becomes a failure for this call alone."""
+        if not self.wanted():
+            return encode_failure(call.seq, UNWANTED)
         try:
             return encode_reply(call, await self._on_call(call))
         except BackboneError as exc:
-            self.last_failure = str(exc)
+            why = str(exc)
         except Exception as exc:  # the dispatcher's bug must not end the engine
-            self.last_failure = f"{type(exc).__name__}: {exc}"
-        return encode_failure(call.seq, self.last_failure)
+            why = f"{type(exc).__name__}: {exc}"
+        self.last_failure = why
+        self.on_failure(why)
+        return encode_failure(call.seq, why)
+
+    def abandon(self) -> None:
+        """Nobody waits for the calls under way any more: stop them, and let the engine go on to others."""
+        for connection in list(self.connections):
+            connection.abandon()
 
 
 class _Connection(asyncio.Protocol):
@@ -66,6 +80,7 @@ class _Connection(asyncio.Protocol):
         self._decoder = RequestDecoder()
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
+        self._call: LayerCall | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
@@ -93,6 +108,18 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     async def _serve(self, call: LayerCall) -> None:
-        answer = await self._link.answer(call)
-        if self._transport is not None:
+        self._call = call
+        try:
+            answer = await self._link.answer(call)
+        finally:
+            abandoned, self._call = self._call is not call, None if self._call is call else self._call
+        if self._transport is not None and not abandoned:
             self._transport.write(answer)
+
+    def abandon(self) -> None:
+        """Stop the call under way, if there is one; the device is told, and the connection stays good."""
+        if self._task is None or self._call is None or self._transport is None:
+            return
+        self._transport.write(encode_failure(self._call.seq, UNWANTED))
+        self._task.cancel()
+        self._task = self._call = None

@@ -9,18 +9,21 @@ When the process ends it is started again, with a growing pause, and `url` says 
 import asyncio
 import contextlib
 import json
+import logging
 import os
+import secrets
 import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from backbone.engine import build
+from backbone.engine import build, reason
+from backbone.engine.child import KEY_VARIABLE
 from backbone.engine.device import SeenLayer
 from backbone.engine.link_server import LinkServer, OnCall
 from backbone.errors import (
@@ -32,12 +35,16 @@ from backbone.errors import (
 )
 from backbone.model.formula import Formula
 
+log = logging.getLogger(__name__)
+
 PACKAGE_ROOT = Path(__file__).parents[2]
-STDERR_TAIL_LINES = 20
+STDERR_TAIL_LINES = 200  # a backtrace is long, and the reason stands before it
 RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_MAX_S = 30.0
 STEADY_AFTER_S = 60.0  # an engine that ran this long starts anew with the shortest pause
 STOP_TIMEOUT_S = 0.5  # for the last lines of its log
+DESCRIBE_TIMEOUT_S = 2.0  # how long to wait for the reason after a connection to the engine broke
+MEMORY_CHECK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +57,10 @@ class EngineConfig:
     n_ctx: int = 4096
     n_parallel: int = 1
     n_threads: int = 2
-    n_batch: int = 2048
+    n_batch: int = 512  # between two of them requests may be cancelled and others' tokens come
     n_ubatch: int = 512
+    prompt_cache_bytes: int = 1 << 30  # states of earlier prompts that llama.cpp may keep
+    memory_bytes: int | None = None  # what it may use besides mapped files and what it has once loaded
     speculate: Literal["ngram"] | None = None
     call_timeout_s: float = 60.0  # how long the device waits for one layer
     ready_timeout_s: float = 600.0  # how long a model may load
@@ -84,6 +93,36 @@ class Engine:
         self._url: str | None = None
         self._why_down = "it is not started"
         self._up = asyncio.Event()
+        self._described = asyncio.Event()  # since it ended last, it is known why
+        self._key = secrets.token_urlsafe(24)
+        self._base_bytes = 0
+        self.ends = 0
+        self.on_end: Callable[[str], bool] = lambda why: False
+        self.wanted: Callable[[], bool] = lambda: True
+        self._link.wanted = lambda: self._url is None or self.wanted()  # a load asks, too
+
+    def hear_failures(self, on_failure: Callable[[str], None]) -> None:
+        """Let `on_failure` hear why a layer call failed, before the engine does."""
+        self._link.on_failure = on_failure
+
+    def abandon(self) -> None:
+        """Nobody waits for what the engine computes: its calls under way end now."""
+        if self._url is not None:
+            self._link.abandon()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a request to `url` needs: only we may ask the engine."""
+        return {"authorization": f"Bearer {self._key}"}
+
+    async def why_ended(self, ends_before: int) -> str | None:
+        """After a connection broke: say why the engine ended, or None when it goes on."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DESCRIBE_TIMEOUT_S):
+                while self.ends == ends_before and self._url is not None:
+                    await asyncio.sleep(0.02)
+                await self._described.wait()
+        return self._why_down if self.ends != ends_before or self._url is None else None
 
     @property
     def url(self) -> str:
@@ -159,6 +198,7 @@ class Engine:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
+                env=os.environ | {KEY_VARIABLE: self._key},
                 start_new_session=True,  # a terminal's Ctrl-C is for us
             )
         except BaseException:
@@ -171,6 +211,8 @@ class Engine:
         report = await self._read_report(ours)
         self._accept(report)
         self.starts += 1
+        self._base_bytes = private_bytes(self._process.pid)
+        self._described.clear()
         self._url = report["url"]
         self._up.set()
 
@@ -189,6 +231,7 @@ class Engine:
             "n_batch": config.n_batch,
             "n_ubatch": config.n_ubatch,
             "speculate": config.speculate,
+            "cache_mib": config.prompt_cache_bytes >> 20,
             "extra": dict(config.extra),
         }
 
@@ -237,12 +280,16 @@ class Engine:
         while True:
             assert self._process is not None
             began = loop.time()
-            code = await self._process.wait()
+            code, too_large = await self._wait_end()
             self._url = None
             self._up.clear()
-            self._why_down = self._end_of(code)  # at once; what it wrote last may still be on its way
-            self._why_down = await self._describe_end()
-            if loop.time() - began > STEADY_AFTER_S:
+            self.ends += 1
+            self._why_down = too_large or self._end_of(code)  # what it wrote last may still be on its way
+            self._why_down = too_large or await self._describe_end()
+            self._described.set()
+            log.warning("the engine ended and is started again: %s", self._why_down)
+            known = self.on_end(self._why_down)  # of what is known, the cause will not come again
+            if known or loop.time() - began > STEADY_AFTER_S:
                 pause_s = RESTART_PAUSE_S
             while self._url is None:
                 await asyncio.sleep(pause_s)
@@ -251,7 +298,27 @@ class Engine:
                     await self._start()
                 except BackboneError as exc:
                     self._why_down = str(exc)
+                    log.warning("the engine did not start again: %s", exc)
                     await self._kill()
+
+    async def _wait_end(self) -> tuple[int, str | None]:
+        """Wait for the process to end; end it when it takes more memory than it may, and say so."""
+        process, limit, too_large = self._process, self.config.memory_bytes, None
+        assert process is not None
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            while not ended.done():
+                await asyncio.wait((ended,), timeout=None if limit is None else MEMORY_CHECK_S)
+                grown = private_bytes(process.pid) - self._base_bytes
+                if limit is not None and too_large is None and grown > limit and not ended.done():
+                    too_large = (
+                        f"it took {grown >> 20} MiB more than when it was loaded, it may {limit >> 20}"
+                    )
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
+            return ended.result(), too_large
+        finally:
+            ended.cancel()
 
     async def _shut_down(self, why: str) -> None:
         self._url = None
@@ -296,7 +363,7 @@ class Engine:
         return f"{how}: {self._tail()}"
 
     def _tail(self) -> str:
-        return " / ".join(line for line in self._stderr if line)[-2000:] or "it wrote nothing"
+        return reason.reason(self._stderr) or "it wrote nothing"
 
 
 def device_library() -> Path:
@@ -324,6 +391,15 @@ def resident_bytes(pid: int) -> int:
     except (OSError, IndexError, ValueError):
         return 0
     return pages * os.sysconf("SC_PAGESIZE")
+
+
+def private_bytes(pid: int) -> int:
+    """Memory of a process that belongs to it alone, mapped files left out; 0 where /proc does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text().split()
+        return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGESIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def formula_difference(expected: Formula, seen: Formula) -> str:

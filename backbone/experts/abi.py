@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from relay.wire.rebuild import Rebuildable
+
 BUILT = Path(__file__).resolve().parent.parent / "_built"
 ABI_VERSION = 1
 ACTIVATION_NUMBERS = {
@@ -29,7 +31,7 @@ NATIVE_BUILDS = (
 )  # worst first, by expert_cpu_level()
 
 
-class KernelError(Exception):
+class KernelError(Rebuildable):
     """The kernel refused a call."""
 
     def __init__(self, code: int, what: str) -> None:

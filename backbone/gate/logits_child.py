@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from backbone.engine.child import ENVIRONMENT
 from backbone.engine.device import Device
-from backbone.errors import BackboneError
+from backbone.errors import BackboneError, EngineError
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
                     return {"n_vocab": llama.n_vocab, "tokens": generated}
     except BackboneError as exc:
         if device is not None and device.last_error():
-            raise type(exc)(f"{exc} ({device.last_error()})") from exc
+            raise EngineError(f"{exc} ({device.last_error()})") from exc
         raise
 
 

@@ -13,9 +13,10 @@ Say whose fault it is when bytes or calls do not fit the protocol.
 from typing import ClassVar
 
 from relay.wire.close import CloseCode
+from relay.wire.rebuild import Rebuildable
 
 
-class WireError(Exception):
+class WireError(Rebuildable):
     """Any breach of the wire protocol."""
 
     code: ClassVar[str] = "wire"

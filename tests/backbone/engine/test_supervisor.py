@@ -37,8 +37,9 @@ def formulas(model: Model) -> dict[int, Formula]:
     return {layer: moe.formula for layer, moe in model.layers.items()}
 
 
-def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+def _post(url: str, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+    headers = {"content-type": "application/json"} | headers
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as response:
         answer: dict[str, Any] = json.load(response)
         return answer
@@ -46,7 +47,7 @@ def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
 
 async def complete(engine: Engine, prompt: str = PROMPT, **options: Any) -> str:
     body = {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "cache_prompt": False} | options
-    answer = await asyncio.to_thread(_post, f"{engine.url}/v1/completions", body)
+    answer = await asyncio.to_thread(_post, f"{engine.url}/v1/completions", body, engine.headers)
     text: str = answer["choices"][0]["text"]
     return text
 
@@ -327,3 +328,106 @@ async def test_unknown_setting_of_llama_cpp_is_refused(small_model: Model) -> No
     with pytest.raises(EngineError, match="no_such_setting"):
         async with Engine(config(small_model.path, extra={"no_such_setting": 1}), LocalExperts(small_model)):
             pass
+
+
+async def test_the_engine_answers_only_who_has_its_key(small_model: Model) -> None:
+    async with Engine(config(small_model.path), LocalExperts(small_model)) as engine:
+        for headers in ({}, {"authorization": "Bearer guess"}):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                await asyncio.to_thread(_post, f"{engine.url}/completion", {"prompt": "a"}, headers)
+            assert caught.value.code == 401
+            caught.value.close()
+        assert engine.pid is not None
+        arguments = Path(f"/proc/{engine.pid}/cmdline").read_bytes().decode()
+        assert engine.headers["authorization"].removeprefix("Bearer ") not in arguments
+        preflight = urllib.request.Request(
+            f"{engine.url}/completion", method="OPTIONS", headers={"Origin": "http://evil.example"}
+        )
+        with urllib.request.urlopen(preflight, timeout=10) as response:
+            assert "evil" not in str(response.headers)
+
+
+async def test_calls_that_nobody_waits_for_end_and_the_engine_goes_on(small_model: Model) -> None:
+    switch = Switch(LocalExperts(small_model))
+    waiting, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def stuck(call: LayerCall) -> Any:
+        waiting.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async with Engine(config(small_model.path), switch) as engine:
+        good = await complete(engine)
+        switch.fault = stuck
+        failing = asyncio.create_task(fails_with_500(engine))
+        await asyncio.wait_for(waiting.wait(), 10)
+        engine.abandon()
+        await asyncio.wait_for(cancelled.wait(), 1)
+        await asyncio.wait_for(failing, 5)
+        engine.wanted = lambda: False
+        await fails_with_500(engine)
+        engine.wanted = lambda: True
+        switch.fault = None
+        assert await complete(engine) == good
+        assert engine.starts == 1 and engine.last_failure is None
+
+
+async def test_a_device_that_hangs_up_ends_its_call(small_model: Model) -> None:
+    """What it asked is no longer awaited by anybody: the dispatcher must not go on with it."""
+    switch = Switch(LocalExperts(small_model))
+    waiting, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def stuck(call: LayerCall) -> Any:
+        waiting.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async with Engine(config(small_model.path), switch) as engine:
+        switch.fault = stuck
+        asking = asyncio.create_task(complete(engine))
+        await asyncio.wait_for(waiting.wait(), 10)
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        await asyncio.wait_for(cancelled.wait(), 2)
+        with pytest.raises(OSError):
+            await asking
+
+
+async def test_an_engine_that_takes_too_much_memory_is_started_again_by_name(small_model: Model) -> None:
+    experts = LocalExperts(small_model)
+    async with Engine(config(small_model.path, memory_bytes=64 << 20), experts) as engine:
+        asking = asyncio.create_task(complete(engine, repeat_last_n=1 << 28, repeat_penalty=1.1))
+        with pytest.raises(OSError):
+            await asking
+        assert "MiB more than when it was loaded" in (await engine.why_ended(0) or "")
+        await asyncio.wait_for(engine.wait_up(), 60)
+        assert await complete(engine, max_tokens=2)
+
+
+@pytest.mark.parametrize("attributed", [True, False])
+async def test_the_pause_grows_only_where_the_cause_may_come_again(
+    small_model: Model, attributed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(delay_s: float) -> None:
+        if delay_s >= 0.5:
+            pauses.append(delay_s)
+        await sleep(min(delay_s, 0.01))
+
+    async with Engine(config(small_model.path), LocalExperts(small_model)) as engine:
+        monkeypatch.setattr("backbone.engine.supervisor.asyncio.sleep", noted)
+        engine.on_end = lambda why: attributed
+        for starts in (2, 3, 4):
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGSEGV)
+            async with asyncio.timeout(60):
+                while engine.starts < starts:
+                    await sleep(0.01)
+    assert pauses == ([0.5, 0.5, 0.5] if attributed else [0.5, 1.0, 2.0])
