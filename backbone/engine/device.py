@@ -53,6 +53,7 @@ class _Stats(ctypes.Structure):
         ("failures", ctypes.c_uint64),
         ("weight_bytes", ctypes.c_uint64),
         ("dropped_bytes", ctypes.c_uint64),
+        ("released_bytes", ctypes.c_uint64),
     ]
 
 

@@ -13,14 +13,15 @@
 #ifdef __linux__
 
 // One line of /proc/self/maps (proc_pid_maps(5)): start-end perms offset device inode path
-static bool read_mapping(FILE *maps, uintptr_t *start, uintptr_t *end, bool *file_only_read) {
+static bool read_mapping(FILE *maps, uintptr_t *start, uintptr_t *end, bool *shared_file) {
     char line[128], perms[5];
     uint64_t inode;
     if (!fgets(line, sizeof line, maps)) return false;
     int fields = sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s %*x %*x:%*x %" SCNu64, start, end, perms,
                         &inode);
-    // A page of a file that cannot be written has no content but the file's.
-    *file_only_read = fields == 4 && perms[1] == '-' && inode != 0;
+    // The pages of a shared mapping are the file's own, whoever wrote to them: nothing is lost by letting
+    // go. A private one may hold pages of its own, also where it can no longer be written (RELRO).
+    *shared_file = fields == 4 && perms[3] == 's' && inode != 0;
     for (size_t length = 0; line[length]; length++)
         if (line[length] == '\n') return fields == 4;
     for (int c = fgetc(maps); c != '\n' && c != EOF; c = fgetc(maps)) {
@@ -28,30 +29,33 @@ static bool read_mapping(FILE *maps, uintptr_t *start, uintptr_t *end, bool *fil
     return fields == 4;
 }
 
-void pages_give_back(const void *data, size_t size) {
+size_t pages_give_back(const void *data, size_t size) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t first = ((uintptr_t)data + page - 1) / page * page;
     uintptr_t last = ((uintptr_t)data + size) / page * page;
-    if (last <= first) return;
+    if (last <= first) return 0;
     FILE *maps = fopen("/proc/self/maps", "re");
-    if (!maps) return; // they stay: more memory, nothing wrong
+    if (!maps) return 0; // they stay: more memory, nothing wrong
+    size_t given_back = 0;
     uintptr_t start, end;
-    bool file_only_read;
-    while (read_mapping(maps, &start, &end, &file_only_read) && start < last) {
+    bool shared_file;
+    while (read_mapping(maps, &start, &end, &shared_file) && start < last) {
         uintptr_t from = start > first ? start : first, to = end < last ? end : last;
-        if (!file_only_read || from >= to) continue;
+        if (!shared_file || from >= to) continue;
         // A mapping of its own, read without its surroundings: a neighbour's fault stays outside.
         madvise((void *)from, to - from, MADV_RANDOM);
-        madvise((void *)from, to - from, MADV_DONTNEED);
+        if (!madvise((void *)from, to - from, MADV_DONTNEED)) given_back += to - from;
     }
     fclose(maps);
+    return given_back;
 }
 
 #else // Darwin has no such list: the pages stay until the system wants them back
 
-void pages_give_back(const void *data, size_t size) {
+size_t pages_give_back(const void *data, size_t size) {
     (void)data;
     (void)size;
+    return 0;
 }
 
 #endif

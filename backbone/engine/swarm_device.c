@@ -117,7 +117,8 @@ static void set_tensor(void *buffer, tensor_p tensor, const void *data, size_t o
         memcpy((char *)tensor->data + offset, data, size);
         return;
     }
-    pages_give_back(data, size); // the loader mapped and touched them; the caller keeps them mapped until we return
+    // The loader mapped and touched them; the caller keeps them mapped until we return.
+    stats.released_bytes += pages_give_back(data, size);
     stats.dropped_bytes += size;
     if (!region->counted) stats.weight_bytes += region->size;
     region->counted = true;

@@ -38,8 +38,9 @@ struct swarm_refusal {
 
 struct swarm_stats {
     uint64_t calls, rows, failures;
-    uint64_t weight_bytes;  // address space given to expert weights; no byte of it is held
-    uint64_t dropped_bytes; // weight bytes that the loader offered and that were dropped
+    uint64_t weight_bytes;   // address space given to expert weights; no byte of it is held
+    uint64_t dropped_bytes;  // weight bytes that the loader offered and that were dropped
+    uint64_t released_bytes; // of them, in pages of the mapped file that were given back
 };
 
 // Register device "Swarm" in the library (a path, already loaded in this process) and connect to
