@@ -6,7 +6,6 @@ Prints JSON: for each kind, whether the memory still holds what it held, how muc
 back, and how much of it is resident.
 """
 
-import ctypes
 import json
 import mmap
 import sys
