@@ -74,6 +74,18 @@ class Config:
     max_sessions: int = setting(
         4096, values.whole(1, 1 << 20), "sessions at once, nodes and backbones together"
     )
+    sessions_per_address: int = setting(
+        1024, values.whole(1, 1 << 20), "sessions at once of one IPv4 address or IPv6 /64"
+    )
+    connections_per_address: int = setting(
+        2048, values.whole(1, 1 << 20), "open connections of one IPv4 address or IPv6 /64"
+    )
+    request_s: float = setting(
+        10.0, values.seconds(0.1, DAY_S), "how long a request may take to arrive, headers and all", "s"
+    )
+    memory_bytes: int = setting(
+        1 << 30, values.size(1 << 20), "held for all peers: queues, unfinished messages", "bytes"
+    )
     queue_bytes: int = setting(
         8 << 20, values.size(1 << 10, 1 << 40), "frames waiting for one receiver", "bytes"
     )

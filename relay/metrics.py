@@ -31,6 +31,9 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self.floods = Counter(
+            "relay_floods", "Sessions closed for what they sent: see rates.py", registry=self.registry
+        )
         self.queued = Gauge(
             "relay_queued_bytes", "Bytes waiting for receivers, all together", registry=self.registry
         )

@@ -36,7 +36,7 @@ from relay.wire.close import clip_reason, in_words
 from relay.wire.errors import SealFault
 from relay.wire.frames import MAX_FRAME_BYTES
 from relay.wire.link import LinkEvent
-from relay.wire.messages import Failure, Hello, Offer, Partial, SliceReady
+from relay.wire.messages import MAX_INVENTORY, Failure, Hello, Offer, Partial, SliceReady
 from relay.wire.sealing import NodeSealing, SealPolicy
 
 log = logging.getLogger(__name__)
@@ -263,7 +263,7 @@ class NodeClient:
                         battery=None,
                         metered=False,
                         name=self.config.name,
-                        inventory=inventory,
+                        inventory=inventory[:MAX_INVENTORY],
                         lanes=self._links.lanes if self.config.links else (),
                         listen=self._links.listen if self.config.links else None,
                         seal=self.config.seal.public,

@@ -14,6 +14,7 @@ import { SealedPassage } from './transports/sealed.js';
 import { modelTag } from './wire/calls.js';
 import { clipReason, CloseCode, inWords } from './wire/close.js';
 import { SealFault } from './wire/errors.js';
+import { MAX_INVENTORY } from './wire/messages.js';
 import { NodeSealing } from './wire/sealing.js';
 import { NodeSession } from './wire/session.js';
 import { refusal } from './work.js';
@@ -255,7 +256,7 @@ export class NodeClient {
       battery: this.power.battery,
       metered: this.power.metered,
       name: this.options.name.slice(0, 40),
-      inventory: [...new Set([...held, ...this.options.keeper.inventory()])].sort(),
+      inventory: [...new Set([...held, ...this.options.keeper.inventory()])].slice(0, MAX_INVENTORY).sort(),
       ...(this.links.lanes.length ? { lanes: this.links.lanes } : {}),
       ...this.sealing.offer,
     });

@@ -11,8 +11,11 @@ from collections.abc import Callable
 from time import monotonic
 
 from relay.forwarding.queue import Outbox, Waiting
+from relay.forwarding.rates import Allowance
 from relay.forwarding.socket import ServerSocket
+from relay.forwarding.turns import account
 from relay.wire.close import CloseCode
+from relay.wire.frames import HEADER_BYTES, SEAL_BYTES
 from relay.wire.session import RelaySession, State
 
 
@@ -23,7 +26,9 @@ class Connection:
         "_drained",
         "_open",
         "_socket",
+        "allowance",
         "backlog",
+        "block",
         "blocked",
         "full_since",
         "handle",
@@ -48,6 +53,8 @@ class Connection:
         self.handle = handle
         self.session = session
         self.outbox = outbox
+        self.allowance = Allowance(is_backbone=False, now=monotonic())
+        self.block = ""  # whose limits it shares, see relay/admission.py
         self.session_token = ""
         self.resume_token = ""
         self.on_message = on_message
@@ -68,9 +75,29 @@ class Connection:
         return self.session.state in (State.OPEN, State.READY, State.DRAINING)
 
     @property
+    def message_bytes(self) -> int:
+        """The longest message this peer has a reason to send now."""
+        return HEADER_BYTES + SEAL_BYTES + self.allowance.message_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory this peer takes: what waits for it, and what it has not finished saying."""
+        return self.outbox.size_bytes + self._socket.unfinished_bytes
+
+    @property
     def ready(self) -> bool:
         """Whether calls and what belongs to them may be sent to this peer."""
         return self.session.state in (State.READY, State.DRAINING)
+
+    @property
+    def address(self) -> str:
+        """Where this peer is; empty: unknown."""
+        return self._socket.address
+
+    def admit(self, role: str) -> None:
+        """It said who it is: from now on it has what such peers have."""
+        self.allowance = Allowance(role == "backbone", monotonic())
+        self._socket.account_of(account(role))
 
     @property
     def reached_at(self) -> str:

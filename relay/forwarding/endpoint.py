@@ -17,11 +17,14 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from relay import __version__
+from relay.admission import Blocks, Waiting, block_of
 from relay.config import Config
 from relay.forwarding.connection import Connection
-from relay.forwarding.queue import Outbox, Waiting
+from relay.forwarding.queue import Outbox
+from relay.forwarding.queue import Waiting as Message
 from relay.forwarding.socket import ServerSocket
 from relay.forwarding.table import Calls, OpenCall
+from relay.forwarding.turns import Turns
 from relay.metrics import Metrics
 from relay.pool.inventory import BackboneRecord
 from relay.pool.pool import Pool, Told
@@ -29,7 +32,17 @@ from relay.signalling.rooms import Rooms
 from relay.wire.close import CloseCode
 from relay.wire.errors import LocalProtocolError
 from relay.wire.fields import fingerprint
-from relay.wire.frames import MAX_FRAME_BYTES, PASSED_ON, SIGNAL_TYPES, Frame, FrameType, Header
+from relay.wire.frames import (
+    HEADER_BYTES,
+    MAX_FRAME_BYTES,
+    PASSED_ON,
+    PAYLOAD_LIMITS,
+    SEAL_BYTES,
+    SIGNAL_TYPES,
+    Frame,
+    FrameType,
+    Header,
+)
 from relay.wire.messages import (
     Assign,
     Drain,
@@ -52,6 +65,8 @@ MAX_SETTLE_PAUSE_S = 1.0
 SWITCH_S = 0.0005  # the loop does not wait for the thread that settles longer than this; Python's own is 5 ms
 SETTLE_DELAY_S = 0.02  # changes within it are settled together: a swarm that reconnects is one change
 TICK_S = 0.25
+NOTICE_S = 60.0
+RESERVED = 64  # places beyond max_sessions for backbones, and for who has not said yet what it is
 
 # Ends after which a node may be back in a moment: the network's, and those that we noticed before it did.
 BROKEN = frozenset({1005, 1006, int(CloseCode.TIMEOUT), int(CloseCode.REPLACED)})
@@ -89,6 +104,10 @@ class Hub:
         self._paths: dict[int, dict[int, tuple[PathState, float]]] = {}  # backbone -> node -> said, when
         self._sealed: dict[int, bool] = {}  # node -> whether the last frame for it came sealed
         self._next_handle = 1
+        self.turns = Turns()
+        self._blocks = Blocks(config.sessions_per_address)
+        self._waiting: Waiting[int] = Waiting()  # greeted or not, without an offer yet
+        self._refused, self._noticed_at = 0, -NOTICE_S
         self._settling: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "settle")
         self._ticker: asyncio.Task[None] | None = None
@@ -124,15 +143,62 @@ class Hub:
 
     def opened(self, socket: ServerSocket) -> Connection:
         """Take a new socket."""
-        session = RelaySession(monotonic(), self.config.ping_interval_s)
+        now = monotonic()
+        session = RelaySession(now, self.config.ping_interval_s)
         outbox = Outbox(self.config.queue_bytes, self.config.queue_frames)
         connection = Connection(self._next_handle, session, outbox, socket, self._receive, self._lost)
-        self._next_handle += 1
+        while self._next_handle in self._connections or connection.handle == self._next_handle:
+            self._next_handle = self._next_handle % 0xFFFF_FFFF + 1  # a handle is a u32
         self._connections[connection.handle] = connection
-        if self.draining or len(self._connections) > self.config.max_sessions:
-            code = CloseCode.GOING_AWAY if self.draining else CloseCode.OVERLOADED
-            self._end(connection, code, "this relay takes no more sessions now")
+        session.refuses = partial(self._refuses, connection)
+        if self.draining:
+            self._end(connection, CloseCode.GOING_AWAY, "this relay takes no more sessions now")
+            return connection
+        block = block_of(connection.address)
+        why = self._blocks.enter(block, now)
+        if why is None:
+            connection.block = block
+            why = self._no_room()
+        if why is not None:
+            self._notice(why, now)
+            self._end(connection, CloseCode.OVERLOADED, why)
+        else:
+            self._waiting.add(connection.handle, block, now)
         return connection
+
+    def _no_room(self) -> str | None:
+        """Make room for one more session: who said nothing yet makes way. Say so when nobody does."""
+        if len(self._connections) <= self.config.max_sessions + RESERVED:
+            return None
+        victim = self._waiting.victim()
+        if victim is None:
+            return f"all {self.config.max_sessions} places are taken (max_sessions)"
+        self._end(self._connections[victim], CloseCode.OVERLOADED, "it waited longest without an offer")
+        return None
+
+    def _notice(self, why: str, now: float) -> None:
+        """Log what is refused: once a minute, with how often."""
+        self._refused += 1
+        if now >= self._noticed_at + NOTICE_S:
+            log.warning("%s (%d refused since the last such line)", why, self._refused)
+            self._refused, self._noticed_at = 0, now
+
+    def _refuses(self, connection: Connection, kind: FrameType, now: float) -> str | None:
+        """Say why a peer may not say this now; then its session ends."""
+        why = connection.allowance.message(kind, now)
+        if why is not None:
+            self._flooded(connection, why, now)
+        return why
+
+    def _flooded(self, connection: Connection, why: str, now: float) -> None:
+        """A session ends for what it sent: its block comes back more slowly."""
+        self._notice(f"{self._named(connection)}: {why}", now)
+        self._blocks.flooded(connection.block, now)
+        self._metrics.floods.inc()
+
+    def _named(self, connection: Connection) -> str:
+        hello = connection.session.hello
+        return "a stranger" if hello is None else f"{hello.role} {hello.id[:8]}"
 
     def _receive(self, connection: Connection, data: bytes | str) -> None:
         connection.session.receive_data(data, monotonic())
@@ -154,6 +220,7 @@ class Hub:
             case Hello():
                 self._greet(connection, event)
             case Offer():
+                self._waiting.remove(handle)
                 self._away.pop(self._id(connection), None)  # it takes its place
                 self.pool.offer(handle, self._id(connection), event)
             case SliceReady():
@@ -163,6 +230,7 @@ class Hub:
             case PathReport(paths):
                 self._paths[handle] = {path.peer: (path, monotonic()) for path in paths}
             case Register():
+                self._waiting.remove(handle)
                 self.pool.register(handle, self._id(connection), event)
                 log.info("backbone %r registered %s", event.name, event.manifest.name)
                 self.on_backbones_changed()
@@ -178,6 +246,15 @@ class Hub:
         if hello.role == "backbone" and not _equal(hello.token or "", self._token):
             self._end(connection, CloseCode.AUTH, "wrong backbone token")
             return
+        if (
+            hello.role == "node"
+            and len(self._by_id) >= self.config.max_sessions
+            and hello.id not in self._by_id
+        ):
+            why = f"all {self.config.max_sessions} places are taken (max_sessions)"
+            self._notice(why, monotonic())
+            self._end(connection, CloseCode.OVERLOADED, why)
+            return
         ghost = self._by_id.get(hello.id)
         if ghost is not None:
             assert ghost.session.hello is not None
@@ -192,6 +269,7 @@ class Hub:
         resumed = away is not None and _equal(hello.resume_token or "", away.resume)
         if resumed:
             self._metrics.sessions_resumed.inc()
+        connection.admit(hello.role)
         connection.resume_token = secrets.token_hex(16)
         connection.session_token = secrets.token_hex(16)
         self._by_id[hello.id] = connection
@@ -218,20 +296,27 @@ class Hub:
         if header.type in SIGNAL_TYPES:
             self._signal(sender, target, event)
             return
+        kind, size_bytes = header.type, len(event.data)
+        asks = kind is FrameType.DISPATCH or kind is FrameType.PROBE or kind is FrameType.CANCEL
+        if not asks and not sender.allowance.answer(size_bytes) and self._floods(sender, size_bytes):
+            return
         if target is None or not target.ready or not self.pool.paired(sender.handle, target.handle):
             self._refuse(sender, header, "gone", _GONE)
             return
         data = target.session.forward(header, event.data, sender.handle)
-        kind = header.type
         if kind is FrameType.DISPATCH:
             self._sealed[target.handle] = header.sealed
+            target.allowance.called(size_bytes)
             self.calls.opened(target.handle, OpenCall(sender.handle, header.call_id, header.epoch))
         elif kind is FrameType.CANCEL:
-            self.calls.closed(target.handle, sender.handle, header.call_id)
+            if not self.calls.closed(target.handle, sender.handle, header.call_id):
+                return  # answered already, or never asked
             if target.outbox.cancel(sender.handle, header.call_id):
                 self._metrics.dropped.labels("cancelled").inc()
                 return  # the dispatch never left, so there is nothing to cancel
-        elif sender.handle in self.pool.nodes:
+        elif kind is FrameType.PROBE:
+            target.allowance.called(size_bytes, HEADER_BYTES + SEAL_BYTES + PAYLOAD_LIMITS[FrameType.ECHO])
+        else:
             self.calls.closed(sender.handle, target.handle, header.call_id)
 
         if kind is FrameType.CANCEL or kind is FrameType.FAILURE:
@@ -239,15 +324,29 @@ class Hub:
                 target.flush()
         else:
             expires_at = monotonic() + header.deadline_ms / 1000.0 if header.deadline_ms else None
-            message = Waiting(data, sender.handle, header.call_id, expires_at)
+            message = Message(data, sender.handle, header.call_id, expires_at)
             if not target.queue(message):
                 sender.pause_reading()
                 sender.blocked = asyncio.create_task(self._forward_later(sender, target, header, message))
                 return
         self._passed_on(kind, len(data))
 
+    def _floods(self, sender: Connection, size_bytes: int) -> bool:
+        """An answer to no call came. A few pass, their receiver knows such; then it is a flood."""
+        why = sender.allowance.unasked(size_bytes, monotonic())
+        if why is None:
+            return False
+        self._metrics.dropped.labels("unasked").inc()
+        self._flooded(sender, why, monotonic())
+        self._end(sender, CloseCode.OVERLOADED, why)
+        return True
+
     def _signal(self, sender: Connection, target: Connection | None, event: ForwardReceived) -> None:
         """Pass a Signal or keys on ahead of calls, if the two are paired; drop them otherwise."""
+        why = self._refuses(sender, event.header.type, monotonic())
+        if why is not None:
+            self._end(sender, CloseCode.OVERLOADED, why)
+            return
         epoch = None if target is None else self.pool.epoch_of(sender.handle, target.handle)
         if (
             target is None
@@ -262,7 +361,7 @@ class Hub:
         self._passed_on(event.header.type, len(data))
 
     async def _forward_later(
-        self, sender: Connection, target: Connection, header: Header, message: Waiting
+        self, sender: Connection, target: Connection, header: Header, message: Message
     ) -> None:
         """Hold the sender back until its frame fits, bounded; what else it sends waits in its socket."""
         backbone = self.pool.backbones.get(sender.handle)
@@ -310,6 +409,8 @@ class Hub:
         """Take a session out of all tables and fail the calls it would have answered. Idempotent."""
         if self._connections.pop(connection.handle, None) is None:
             return
+        self._waiting.remove(connection.handle)
+        self._blocks.leave(connection.block)
         hello = connection.session.hello
         if hello is not None and self._by_session_token.pop(connection.session_token, None) is not None:
             self._by_id.pop(hello.id, None)
@@ -429,6 +530,7 @@ class Hub:
             self.count()
             self.pool.tick(monotonic(), self.awaited)
             self._expire(monotonic())
+            self._bound_memory(monotonic())
             for connection in list(self._connections.values()):
                 try:
                     self._tick(connection, monotonic())
@@ -442,6 +544,18 @@ class Hub:
             self._give_up(node_id)
         if self.pool.unsettled:
             self._settle_soon()
+
+    def _bound_memory(self, now: float) -> None:
+        """Who holds most of what is held for peers goes, while it is more than all may have."""
+        held = {handle: connection.held_bytes for handle, connection in self._connections.items()}
+        total = sum(held.values())
+        while total > self.config.memory_bytes:
+            handle = max(held, key=held.__getitem__)
+            total -= held.pop(handle)
+            connection = self._connections[handle]
+            why = f"it holds most of the memory all peers have together ({self.config.memory_bytes} bytes)"
+            self._flooded(connection, why, now)
+            self._end(connection, CloseCode.OVERLOADED, why)
 
     def _give_up(self, node_id: str) -> None:
         del self._away[node_id]

@@ -8,6 +8,7 @@ and neither limits what a stranger may send nor lets go of a peer that reads not
 """
 
 import asyncio
+import logging
 from typing import Any, Protocol, cast
 
 from websockets.frames import Frame, Opcode
@@ -15,13 +16,20 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from relay.admission import address_of
+from relay.bucket import Bucket
+from relay.forwarding.turns import Inlet, Turns
 from relay.wire.close import CloseCode, clip_reason
 from relay.wire.frames import MAX_FRAME_BYTES
 
 SESSION_PATH = "/v1/session"
 CLOSE_TIMEOUT_S = 2.0  # a peer that takes nothing does not learn why it is closed
 STRANGER_BYTES = 64 << 10  # what may come before the session is greeted: one Hello and its HTTP request
-MAX_MESSAGE_BYTES = MAX_FRAME_BYTES + 1024  # a frame a little too long is refused by name, not by the library
+SPARE_BYTES = 1024  # a frame a little too long is refused by name, not by the library
+MAX_MESSAGE_BYTES = MAX_FRAME_BYTES + SPARE_BYTES
+MAX_PONGS = 64  # asked for by a peer that reads none of them
+_log = logging.getLogger(__name__)
+_log.setLevel(logging.WARNING)  # two lines a connection, strangers' too, are not for people
 ABNORMAL = 1006  # RFC 6455 section 7.1.5
 
 
@@ -29,6 +37,7 @@ class Owner(Protocol):
     """Who hears of the socket (Connection). No call may block or raise."""
 
     greeted: bool
+    message_bytes: int  # the longest message it has a reason to send now
 
     def received(self, data: bytes | str) -> None: ...
     def writable(self) -> None: ...
@@ -37,6 +46,8 @@ class Owner(Protocol):
 
 class Host(Protocol):
     """Who takes new sockets (Hub)."""
+
+    turns: Turns
 
     def opened(self, socket: "ServerSocket") -> Owner: ...
 
@@ -48,12 +59,17 @@ class ServerSocket(asyncio.Protocol):
 
     def __init__(self, config: Any, server_state: Any, app_state: Any, _loop: Any = None) -> None:
         self.full = False  # the network takes no more at the moment
-        self._protocol = ServerProtocol(max_size=MAX_MESSAGE_BYTES)  # no extensions: no compression
+        self._protocol = ServerProtocol(
+            max_size=MAX_MESSAGE_BYTES, logger=_log
+        )  # no extensions: no compression
         self._siblings: set[Any] = server_state.connections  # uvicorn waits for them when it stops
         self._transport: asyncio.Transport
         self._owner: Owner | None = None
+        self._inlet = Inlet(self.host.turns, self._received, self._read)
         self._parts: list[bytes] = []
         self._text = False
+        self._pongs = 0
+        self._address = ""
         self._received_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -82,13 +98,25 @@ class ServerSocket(asyncio.Protocol):
         self._arm()
 
     def pause_reading(self) -> None:
-        """Take no more from the network; what was taken already still comes."""
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
+        """Take no more from the network; of what was taken already, only whole messages still come."""
+        self._inlet.hold()
 
     def resume_reading(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._inlet.release()
+
+    def account_of(self, account: Bucket) -> None:
+        """From now on this is whose time is spent."""
+        self._inlet.account = account
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """What came of a message that is not whole yet."""
+        return len(self._protocol.reader.buffer) + sum(map(len, self._parts))
+
+    @property
+    def address(self) -> str:
+        """Where the peer is, as the proxy on this machine says, if one stands between; empty: unknown."""
+        return self._address
 
     # -- asyncio.Protocol
 
@@ -97,7 +125,21 @@ class ServerSocket(asyncio.Protocol):
         self._siblings.add(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._owner is None or not self._owner.greeted:
+        self._inlet.feed(data)
+
+    def _read(self, on: bool) -> None:
+        if self._transport.is_closing():
+            return
+        if on:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def _received(self, data: bytes) -> None:
+        owner = self._owner
+        if owner is not None and owner.greeted:
+            self._protocol.max_message_size = owner.message_bytes + SPARE_BYTES
+        else:
             self._received_bytes += len(data)
             if self._received_bytes > STRANGER_BYTES:
                 self._protocol.fail(CloseCode.MESSAGE_TOO_BIG, "too much before the greeting")
@@ -115,6 +157,7 @@ class ServerSocket(asyncio.Protocol):
             self._protocol.receive_eof()
         if self._timer is not None:
             self._timer.cancel()
+        self._inlet.close()
         self._lose()
 
     def pause_writing(self) -> None:
@@ -156,6 +199,8 @@ class ServerSocket(asyncio.Protocol):
         if request.path.partition("?")[0] != SESSION_PATH:
             self._protocol.send_response(self._protocol.reject(404, f"sessions are at {SESSION_PATH}\n"))
             return
+        peer = self._transport.get_extra_info("peername")
+        self._address = address_of(peer[0] if isinstance(peer, tuple) else "", request.headers)
         self._protocol.send_response(self._protocol.accept(request))
         if self._protocol.state is State.OPEN:
             self._flush()
@@ -166,6 +211,9 @@ class ServerSocket(asyncio.Protocol):
             self._parts = []
             self._text = frame.opcode is Opcode.TEXT
         elif frame.opcode is not Opcode.CONT:
+            self._pongs = self._pongs + 1 if self.full and frame.opcode is Opcode.PING else 0
+            if self._pongs > MAX_PONGS:
+                self._transport.abort()
             return  # ping, pong and close: the protocol answers them
         self._parts.append(bytes(frame.data))
         if frame.fin and self._owner is not None:

@@ -36,11 +36,10 @@ class Calls:
         if len(calls) > MAX_CALLS_PER_NODE:
             calls.popitem(last=False)
 
-    def closed(self, node: int, backbone: int, call_id: int) -> None:
-        """A partial, failure or cancel was passed on."""
+    def closed(self, node: int, backbone: int, call_id: int) -> bool:
+        """A partial, failure or cancel is passed on; False when no such call was under way."""
         calls = self._by_node.get(node)
-        if calls is not None:
-            calls.pop((backbone, call_id), None)
+        return calls is not None and calls.pop((backbone, call_id), None) is not None
 
     def node_left(self, node: int) -> list[OpenCall]:
         """Forget a node; return the calls nobody will answer now."""

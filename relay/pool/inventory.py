@@ -14,6 +14,7 @@ from relay.wire.messages import Assign, AssignLayer, Experts, Offer, PeerNode, P
 
 UNIT_CHARS = 80  # of a slice in an Assign: its number and its name
 ASSIGN_CHARS = PAYLOAD_LIMITS[FrameType.ASSIGN] - 1000
+MOST_UNITS = (PAYLOAD_LIMITS[FrameType.SLICE_READY] - 20_000) // 5  # that a node can say it has ready
 
 
 class Catalogue:
@@ -37,7 +38,7 @@ class Catalogue:
             self.units.setdefault(slice_id, []).append(unit)
             self.slice_bytes[slice_id] = int(self.need.unit_bytes[unit])
         layers_chars = sum(len(json.dumps([layer.formula, layer.grid])) + 100 for layer in manifest.layers)
-        self.most_units = max(0, (ASSIGN_CHARS - layers_chars) // UNIT_CHARS)  # that one Assign can name
+        self.most_units = min(MOST_UNITS, max(0, (ASSIGN_CHARS - layers_chars) // UNIT_CHARS))
 
     @property
     def size_bytes(self) -> int:

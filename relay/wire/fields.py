@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from relay.wire.errors import RemoteProtocolError
 
 _HEX = re.compile(r"[0-9a-f]*\Z")
+_HEX_DIGITS = b"0123456789abcdef"
 _INDEX = re.compile(r"(0|[1-9][0-9]{0,4})\Z")
 
 MAX_SAFE_INT = (1 << 53) - 1  # what JavaScript can count exactly
@@ -30,8 +31,14 @@ class Fields:
         self._object: dict[str, Any] = value
 
     @classmethod
-    def parse(cls, where: str, payload: bytes) -> "Fields":
-        """Parse one UTF-8 JSON object; NaN, Infinity and bottomless nesting are refused."""
+    def parse(cls, where: str, payload: bytes, max_containers: int = 1 << 30) -> "Fields":
+        """
+        Parse one UTF-8 JSON object; NaN, Infinity and bottomless nesting are refused.
+
+        max_containers: of arrays and objects; a text that has more brackets is not parsed at all.
+        """
+        if payload.count(b"[") + payload.count(b"{") > max_containers:
+            raise RemoteProtocolError(f"{where}: more than {max_containers} arrays and objects")
 
         def refuse(name: str) -> NoReturn:
             raise RemoteProtocolError(f"{where}: {name} is not JSON")
@@ -118,13 +125,13 @@ class Fields:
 
     def hexes(self, key: str, chars: int, max_items: int) -> tuple[str, ...]:
         values = self.array(key, max_items)
-        if not all(is_hex(value, chars) for value in values):
+        if not _are_hex(values, chars):
             self.fail(key, f"an array of {chars} lower-case hex digits each")
         return tuple(values)
 
     def integers(self, key: str, low: int, high: int, max_items: int) -> tuple[int, ...]:
         values = self.array(key, max_items)
-        if not all(type(value) is int and low <= value <= high for value in values):
+        if not set(map(type, values)) <= {int} or (values and not low <= min(values) <= max(values) <= high):
             self.fail(key, f"an array of integers from {low} to {high}")
         return tuple(values)
 
@@ -139,6 +146,14 @@ class Fields:
 def is_hex(value: object, chars: int) -> bool:
     """Whether `value` is a string of exactly `chars` lower-case hex digits."""
     return isinstance(value, str) and len(value) == chars and _HEX.match(value) is not None
+
+
+def _are_hex(values: list[Any], chars: int) -> bool:
+    """Whether all are as `is_hex` wants them; lists are long, so nothing is done item by item."""
+    if not set(map(type, values)) <= {str} or not set(map(len, values)) <= {chars}:
+        return False
+    text = "".join(values)
+    return text.isascii() and not text.encode("ascii").translate(None, _HEX_DIGITS)
 
 
 def fingerprint(identity: str) -> str:

@@ -78,10 +78,10 @@ RESERVED_TYPES = frozenset({FrameType.RECEIPT})
 PAYLOAD_LIMITS: dict[FrameType, int] = {
     FrameType.HELLO: 16 * _KIB,  # read before anybody is known: keep it small
     FrameType.WELCOME: 16 * _KIB,
-    FrameType.OFFER: 16 * _MIB,
+    FrameType.OFFER: 1280 * _KIB,  # 16384 slices held
     FrameType.REGISTER: 16 * _MIB,
     FrameType.ASSIGN: 16 * _MIB,
-    FrameType.SLICE_READY: _MIB,
+    FrameType.SLICE_READY: 256 * _KIB,
     FrameType.PEERS: 16 * _MIB,
     FrameType.SLICE_WANTED: _KIB,
     FrameType.LINK_HELLO: _KIB,

@@ -60,7 +60,7 @@ __all__ = [
 ID_CHARS = 32  # 128 random bits, lower-case hex
 SESSION_CHARS = 32
 NAME_CHARS = 40
-MAX_INVENTORY = 200_000
+MAX_INVENTORY = 16_384  # a whole model of most families; who holds more leaves the rest out
 MAX_NODES = 100_000
 MAX_SECONDS = 86_400.0
 MAX_URL_CHARS = 300
@@ -98,10 +98,11 @@ class Json:
 
     __slots__ = ()
     TYPE: ClassVar[FrameType]
+    MAX_CONTAINERS: ClassVar[int] = 1000  # arrays and objects: what makes parsing dear
 
     @classmethod
     def from_payload(cls, payload: bytes) -> Self:
-        return cls.from_fields(Fields.parse(cls.__name__, payload))
+        return cls.from_fields(Fields.parse(cls.__name__, payload, cls.MAX_CONTAINERS))
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
@@ -248,6 +249,7 @@ class Register(Json):
     """
 
     TYPE = FrameType.REGISTER
+    MAX_CONTAINERS = 100_000
     name: str
     manifest: Manifest
     seal: str | None = None
@@ -312,6 +314,7 @@ class Assign(Json):
     """
 
     TYPE = FrameType.ASSIGN
+    MAX_CONTAINERS = 100_000
     epoch: int
     peer: int
     model: str | None
@@ -348,6 +351,7 @@ class SliceReady(Json):
     """
 
     TYPE = FrameType.SLICE_READY
+    MAX_CONTAINERS = 4_000
     epoch: int
     experts: Experts
     refused: Experts = dataclass_field(default_factory=dict)
@@ -423,6 +427,7 @@ class Peers(Json):
     """
 
     TYPE = FrameType.PEERS
+    MAX_CONTAINERS = 2_000_000
     nodes: tuple[PeerNode, ...]
     change: bool = False
     gone: tuple[int, ...] = ()
@@ -706,6 +711,7 @@ class PathReport(Json):
     """Tell the relay which lanes a backbone uses: for people who ask it, nothing follows from it."""
 
     TYPE = FrameType.PATH_REPORT
+    MAX_CONTAINERS = 100_000
     paths: tuple[PathState, ...]
 
     @classmethod

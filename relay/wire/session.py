@@ -11,6 +11,7 @@ follows. Our own mistakes raise LocalProtocolError.
 The table is written for the client end; the relay's end is its mirror.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -547,7 +548,7 @@ class BackboneSession(ClientSession):
 class RelaySession(Session):
     """The relay's end of either role; the first Hello decides which. Calls are passed on unread."""
 
-    __slots__ = ("hello",)
+    __slots__ = ("hello", "refuses")
 
     _BEFORE_HELLO: Table = MappingProxyType(
         {
@@ -559,6 +560,7 @@ class RelaySession(Session):
     def __init__(self, now: float, ping_interval_s: float = PING_INTERVAL_S) -> None:
         super().__init__(self._BEFORE_HELLO, now, ping_interval_s)
         self.hello: Hello | None = None
+        self.refuses: Callable[[FrameType, float], str | None] = lambda kind, now: None  # see rates.py
 
     def send_welcome(self, welcome: Welcome, now: float) -> None:
         """Accept the Hello. To refuse it, `close(CloseCode.AUTH, reason)`."""
@@ -598,6 +600,8 @@ class RelaySession(Session):
     def _receive(self, header: Header, data: bytes, now: float) -> None:
         if header.type in PASSED_ON:
             self._events.append(ForwardReceived(header, data))
+        elif (why := self.refuses(header.type, now)) is not None:
+            self.close(CloseCode.OVERLOADED, why)
         else:
             super()._receive(header, data, now)
 

@@ -107,12 +107,26 @@ def test_stranger_who_does_not_speak_the_protocol_is_closed(message: Any, code: 
 )
 def test_peer_that_sends_more_than_any_frame_is_closed(size_bytes: int, code: int) -> None:
     async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Backbone(relay) as backbone:
+            await backbone.register()
+            await backbone.expect(Peers)
+            with contextlib.suppress(ConnectionClosed):
+                await backbone.socket.send(bytes(size_bytes))
+            assert (await closed(backbone)).code == code
+            assert relay.hub.status()["sessions"] == 0
+
+    run(test)
+
+
+def test_node_that_was_asked_nothing_sends_no_long_message() -> None:
+    """It is refused by what it announces, before a byte of it is kept."""
+
+    async def test() -> None:
         async with RelayServer(CONFIG) as relay, Node(relay) as node:
             await node.offer()
             with contextlib.suppress(ConnectionClosed):
-                await node.socket.send(bytes(size_bytes))
-            assert (await closed(node)).code == code
-            assert relay.hub.status()["sessions"] == 0
+                await node.socket.send(bytes(2 << 20))
+            assert (await closed(node)).code == CloseCode.MESSAGE_TOO_BIG
 
     run(test)
 

@@ -51,10 +51,10 @@ const NAMES = new Map(Object.entries(FrameType).map(([name, type]) => [type, nam
 export const PAYLOAD_LIMITS = new Map([
   [FrameType.HELLO, 16 * KIB],
   [FrameType.WELCOME, 16 * KIB],
-  [FrameType.OFFER, 16 * MIB],
+  [FrameType.OFFER, 1280 * KIB], // 16384 slices held
   [FrameType.REGISTER, 16 * MIB],
   [FrameType.ASSIGN, 16 * MIB],
-  [FrameType.SLICE_READY, MIB],
+  [FrameType.SLICE_READY, 256 * KIB],
   [FrameType.PEERS, 16 * MIB],
   [FrameType.SLICE_WANTED, KIB],
   [FrameType.LINK_HELLO, KIB],

@@ -14,7 +14,8 @@ const MAX_EXPERTS = 4096;
 const MAX_LAYERS = 1024;
 const MAX_HIDDEN_DIM = 0xffff;
 const MAX_SLICE_BYTES = 2 ** 30;
-const MAX_INVENTORY = 200_000;
+/** Slices named in one Offer: a whole model of most families. Who holds more leaves the rest out. */
+export const MAX_INVENTORY = 16_384;
 const MAX_NODES = 100_000;
 const MAX_SECONDS = 86_400;
 const MAX_URL_CHARS = 300;

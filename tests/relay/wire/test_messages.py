@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.wire.errors import RemoteProtocolError
+from relay.wire.fields import Fields
 from relay.wire.frames import FrameType
 from relay.wire.messages import (
     CONTROL_MESSAGES,
@@ -210,3 +211,22 @@ def test_formula_keys_of_later_versions_are_carried_on() -> None:
     fields["manifest"]["layers"][0]["formula"] = FORMULA | {"latent_dim": 7}
     register = Register.from_payload(json.dumps(fields).encode())
     assert register.manifest.layers[0].formula["latent_dim"] == 7
+
+
+def test_text_of_brackets_is_refused_before_it_is_parsed() -> None:
+    for text in (b'{"x":[' + b"[]," * 5000 + b"[]]}", b"[" * 5000, b'{"a":' * 5000):
+        with pytest.raises(RemoteProtocolError, match="more than 1000 arrays and objects"):
+            Pause.from_payload(text)
+
+
+def test_long_lists_are_checked_item_by_item() -> None:
+    good = ["ab" * 32, "01" * 32]
+    for bad in ("AB" * 32, "ab" * 31, "zz" * 32, "é" * 64, "\u0661" * 64, 7, None, ["a"]):
+        fields = Fields("Offer", {"inventory": [*good, bad]})
+        with pytest.raises(RemoteProtocolError, match="64 lower-case hex digits"):
+            fields.hexes("inventory", 64, 10)
+    assert Fields("Offer", {"inventory": good}).hexes("inventory", 64, 10) == tuple(good)
+    for number in (True, 1.0, "1", -1, 11, None):
+        with pytest.raises(RemoteProtocolError, match="integers from 0 to 10"):
+            Fields("x", {"n": [1, number]}).integers("n", 0, 10, 10)
+    assert Fields("x", {"n": []}).integers("n", 0, 10, 10) == ()
