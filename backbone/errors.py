@@ -3,6 +3,7 @@ What can go wrong in the backbone, and whose fault it is.
 
     BackboneError
     ├── ConfigError                a setting: correct it
+    ├── RelayRefused               the relay does not take us: another token, another version of the protocol
     ├── ModelError                 the GGUF, or the cache it lives in: choose another model or mend the file
     │   └── FormulaUnsupported     the model is sound, this version cannot compute its experts
     ├── EngineError                llama.cpp's process: restarted by its supervisor
@@ -28,6 +29,12 @@ class ConfigError(BackboneError):
     """A setting is unknown or impossible; named."""
 
     code = "config"
+
+
+class RelayRefused(BackboneError):
+    """The relay will not take this backbone as it is; trying again changes nothing."""
+
+    code = "relay_refused"
 
 
 class ModelError(BackboneError):

@@ -29,7 +29,7 @@ from backbone.config import Config
 from backbone.engine.link import LayerCall
 from backbone.engine.link_server import OnCall
 from backbone.engine.supervisor import Engine, EngineConfig
-from backbone.errors import BackboneError, EngineError, ModelError
+from backbone.errors import ConfigError, EngineError, ModelError
 from backbone.experts.client import Dispatcher, DispatchPolicy
 from backbone.experts.local import LocalExperts
 from backbone.experts.native import NativeKernel
@@ -51,6 +51,7 @@ from backbone.model.grids import load_grids, save_grids
 from backbone.model.slices import LayerGrid, Manifest, build_manifest, slice_hashes
 from backbone.node.keys import fresh_identity, kept_identity
 from relay import __version__
+from relay.program.ports import cannot_listen
 from relay.wire.calls import model_tag
 from relay.wire.fields import Fields
 from relay.wire.manifest import Manifest as WireManifest
@@ -84,6 +85,7 @@ class Backbone:
         self.chooser: LaneChooser | None = None
         self.url = ""
         self.key: str | None = None  # fingerprint, if we seal
+        self._joined: asyncio.Task[None] | None = None
         self._answer: OnCall
         self._on_welcome: Callable[[], None] = lambda: None
         self._slice_place: dict[str, tuple[int, int]] = {}
@@ -102,6 +104,7 @@ class Backbone:
 
     async def _start(self) -> None:
         config = self.config
+        seal = SealPolicy() if config.relay is None else self._seal_policy()
         self.model = await asyncio.to_thread(open_model, config.model)
         hashes = await asyncio.to_thread(slice_hashes, self.model, config.cache_dir)
         threads = config.threads or os.cpu_count() or 1
@@ -152,7 +155,7 @@ class Backbone:
         )
         self._answer = self.dispatcher.call
         if config.relay is not None:
-            await self._join(config.relay)
+            await self._join(config.relay, seal)
         await self._open_door()
 
     def _local_answer(self, local: LocalExperts, meter: GridMeter | None = None) -> OnCall:
@@ -188,7 +191,7 @@ class Backbone:
                     raise ModelError(f"the grid could not be measured: {why}")
         return meter.exponents()
 
-    async def _join(self, relay_url: str) -> None:
+    async def _join(self, relay_url: str, seal: SealPolicy) -> None:
         manifest = WireManifest.from_fields(Fields("Manifest", self.manifest.to_json()))
         hello = Hello(
             "backbone", secrets.token_hex(16), secrets.token_hex(16), self.config.relay_token, AGENT
@@ -202,17 +205,26 @@ class Backbone:
             lambda signal: self._chooser.signal_received(signal),
             lambda: self._on_welcome(),
         )
-        register, policy = Register(self.config.name, manifest), self._seal_policy()
-        self.lane = RelayedLane(relay_url, hello, register, handlers, policy)
+        register = Register(self.config.name, manifest)
+        self.lane = RelayedLane(relay_url, hello, register, handlers, seal)
         self.chooser = await self._lanes(relay_url, self.lane)
         self.dispatcher.lane = self.chooser
-        task = asyncio.create_task(self.lane.run())
+        self._joined = task = asyncio.create_task(self.lane.run())
 
         async def stop() -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
         self._stack.push_async_callback(stop)
+
+    async def serving(self) -> None:
+        """
+        Wait for ever.
+
+        Raises:
+            RelayRefused: the relay does not take this backbone, and never did.
+        """
+        await asyncio.shield(self._joined or asyncio.get_running_loop().create_future())
 
     def _seal_policy(self) -> SealPolicy:
         """Say whether and as whom we seal; nodes may pin the fingerprint that is logged here."""
@@ -243,11 +255,7 @@ class Backbone:
                 return Link(session, chooser.link_ready, chooser.link_event, chooser.link_closed)
 
             listener = LinkListener(config.listen, make_link)
-            try:
-                await listener.open()
-            except OSError as exc:
-                where = f"{config.listen.host}:{config.listen.port}"
-                raise BackboneError(f"cannot listen for links on {where}: {exc}") from exc
+            await listener.open()
             self._stack.callback(listener.close)
         openers[DIRECT] = DirectOpener(relay_url, listener, config.seal)
         openers[WEBRTC] = webrtc = WebRtcOpener(lambda: relayed.stun)
@@ -298,9 +306,7 @@ class Backbone:
         try:
             listener = socket.create_server((self.config.host, self.config.port), backlog=1024)
         except OSError as exc:
-            raise BackboneError(
-                f"cannot listen on {self.config.host}:{self.config.port}: {exc.strerror}"
-            ) from exc
+            raise ConfigError(cannot_listen("API", self.config.host, self.config.port, exc)) from exc
         app = create_gateway(door, self.config.api_keys)
         server = _QuietServer(
             uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S)

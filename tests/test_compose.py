@@ -18,5 +18,5 @@ def test_every_service_is_started_with_options_its_program_has() -> None:
     services = yaml.safe_load(COMPOSE.read_text())["services"]
     assert set(services) == {"relay", "backbone", "node"}
     for service in services.values():
-        program, *arguments = shlex.split(re.sub(r"\$\{(\w+):\?\}", r"\1", service["command"]))
+        program, *arguments = shlex.split(re.sub(r"\$\{(\w+):\?\}", r"some-\1", service["command"]))
         PARSERS[program].parse_args(arguments)

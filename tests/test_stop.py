@@ -103,7 +103,8 @@ def moments(seed: int, most_s: float) -> list[tuple[float, signal.Signals]]:
 def test_backbone_ends_at_any_moment(
     after_s: float, number: signal.Signals, model: Path, tmp_path: Path
 ) -> None:
-    command = ("backbone", "serve", "--model", str(model), "--port", "0", "--relay", "http://127.0.0.1:9")
+    command = ("backbone", "serve", "--model", str(model), "--port", "0", "--relay", "http://127.0.0.1:9",
+               "--relay-token", "some-token")  # fmt: skip
     with Program(tmp_path, *command) as backbone:
         time.sleep(after_s)
         backbone.ended_well(number, backbone.stop(number))

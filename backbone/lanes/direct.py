@@ -19,8 +19,10 @@ from urllib.parse import urlsplit
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
+from backbone.errors import ConfigError
 from backbone.lanes.link import Link
 from backbone.node.socket import ClientSocket, tune
+from relay.program.ports import cannot_listen
 from relay.wire.frames import MAX_FRAME_BYTES
 from relay.wire.link import LINK_PATH
 
@@ -51,21 +53,56 @@ class ListenAt:
 
     @classmethod
     def of(
-        cls, address: tuple[str, int], public_url: str | None, certificate: Path | None, key: Path | None
-    ) -> Self:
-        """Read a command line's values. Others need to know an address they can use."""
+        cls,
+        address: tuple[str, int] | None,
+        public_url: str | None,
+        certificate: Path | None,
+        key: Path | None,
+    ) -> Self | None:
+        """
+        Put a command line's values together; None: nobody shall dial us.
+
+        Raises:
+            ConfigError: they do not belong together, or the certificate cannot be used.
+        """
+        if address is None:
+            given = {"--public-url": public_url, "--tls-cert": certificate, "--tls-key": key}
+            idle = [option for option, value in given.items() if value is not None]
+            if idle:
+                raise ConfigError(f"{idle[0]} is of use with --listen HOST:PORT only, which is not given")
+            return None
         host, port = address
         if public_url is None and host in ("0.0.0.0", "::"):
-            raise SystemExit(f"--listen {host}:{port} is no address others can use: add --public-url")
+            raise ConfigError(f"--listen {host}:{port} is no address others can use: add --public-url")
+        if certificate is None and key is not None:
+            raise ConfigError("--tls-key is of use with --tls-cert only, which is not given")
+        if certificate is not None:
+            tls_context(certificate, key)
+            if public_url is not None and urlsplit(public_url).scheme in ("ws", "http"):
+                raise ConfigError(f"--public-url {public_url} is not encrypted, --tls-cert is given: wss://…")
         return cls(host, port, public_url, certificate, key)
 
 
-def listen_at(text: str) -> tuple[str, int]:
-    """Read `HOST:PORT`; raises ValueError."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{text!r} is no HOST:PORT")
-    return host.strip("[]"), int(port)
+def tls_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
+    """
+    Load a certificate and its key.
+
+    Raises:
+        ConfigError: a file is missing or holds something else, or the two do not belong together.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        fingerprint_of(certificate)
+        context.load_cert_chain(certificate, key, password=lambda: "")  # or it would ask the terminal
+    except ssl.SSLError as exc:
+        pair = f"{certificate} and {key}" if key else str(certificate)
+        why = exc.reason or str(exc)
+        raise ConfigError(f"{pair}: no certificate with its unencrypted key (PEM): {why}") from exc
+    except OSError as exc:
+        raise ConfigError(f"{exc.filename or certificate}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise ConfigError(f"{certificate}: no certificate (PEM) in it") from exc
+    return context
 
 
 def link_url(url: str) -> str:
@@ -174,19 +211,22 @@ class LinkListener:
         Start listening.
 
         Raises:
-            OSError, ssl.SSLError: the address or the certificate cannot be used.
+            ConfigError: the address or the certificate cannot be used.
         """
         where, context = self._where, None
         if where.certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(where.certificate, where.key)
+            context = tls_context(where.certificate, where.key)
         loop = asyncio.get_running_loop()
         family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tune(listener)  # each accepted socket inherits it
-            listener.bind((where.host, where.port))
+            try:
+                listener.bind((where.host, where.port))
+                listener.listen(BACKLOG)
+            except OSError as exc:
+                raise ConfigError(cannot_listen("links", where.host, where.port, exc)) from exc
             self._server = await loop.create_server(self._accept, sock=listener, backlog=BACKLOG, ssl=context)
         except BaseException:
             listener.close()

@@ -17,13 +17,15 @@ from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from backbone.errors import RelayRefused
 from backbone.lanes.lane import LaneClosed
 from backbone.lanes.uploads import Uploads
 from backbone.lanes.wakeup import Wakeup
 from backbone.node.machine import reconnect_s
 from backbone.node.socket import ClientSocket
+from relay.program.text import clean
 from relay.wire.calls import Probe
-from relay.wire.close import in_words, may_reconnect
+from relay.wire.close import CloseCode, in_words, may_reconnect
 from relay.wire.errors import SealFault
 from relay.wire.frames import MAX_FRAME_BYTES
 from relay.wire.messages import (
@@ -55,6 +57,11 @@ log = logging.getLogger(__name__)
 
 FULL_BYTES = 32 << 20  # two of the largest frames: a prompt's rows for several nodes at once
 FATAL_PAUSE_S = 30.0  # after a refusal that will not go away by itself (token, version): look again, slowly
+
+FINAL = {
+    CloseCode.AUTH: "the relay {url} refuses this backbone ({why}): is --relay-token what that relay shows?",
+    CloseCode.VERSION: "the relay {url} speaks another version of the protocol ({why}): update the older one",
+}
 
 type Answer = PartialReceived | FailureReceived | CorruptReceived
 
@@ -126,6 +133,7 @@ class RelayedLane:
         self._uploads: Uploads  # kept: making its client reads all of the system's certificates
         self._wakeup = Wakeup(self._wake)
         self._pause_s = 0.0
+        self._known = False  # the relay welcomed us once: what it refuses now it may take again
 
     @property
     def connected(self) -> bool:
@@ -180,16 +188,25 @@ class RelayedLane:
         return self._sealing.book.faults
 
     async def run(self) -> None:
-        """Keep the lane up until cancelled; says Bye then."""
+        """
+        Keep the lane up until cancelled; says Bye then.
+
+        Raises:
+            RelayRefused: the relay refuses us, and never welcomed us before.
+        """
         attempt = 0
         self._uploads = Uploads(self.relay_url, self._handlers.slice_bytes)
         try:
             while True:
                 welcomed, closed = await self._one_session()
+                self._known |= welcomed
                 attempt = 0 if welcomed else attempt + 1
                 fatal = not may_reconnect(closed.code)
                 self.why_down = f"no session with {self.relay_url}: {in_words(closed.code, closed.reason)}"
                 self._handlers.on_lost(self.why_down)
+                if closed.code in FINAL and not self._known:
+                    why = clean(closed.reason)
+                    raise RelayRefused(FINAL[CloseCode(closed.code)].format(url=self.relay_url, why=why))
                 again_s = reconnect_s(closed.code, attempt, random.random())
                 wait_s = FATAL_PAUSE_S if fatal else max(again_s, self._pause_s)
                 self._pause_s = 0.0

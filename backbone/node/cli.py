@@ -8,93 +8,93 @@ import re
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from time import strftime
-from urllib.parse import urlsplit
 
 from backbone.errors import BackboneError, ConfigError
 from backbone.experts.native import KernelFault, NativeKernel
 from backbone.experts.webgpu import WebGpuKernel
-from backbone.lanes.direct import ListenAt, listen_at
+from backbone.lanes.direct import ListenAt
 from backbone.node.client import ClientConfig, NodeClient, Status
 from backbone.node.keys import default_key_file, fresh_identity, kept_identity
 from backbone.node.machine import State
+from relay.program import values
 from relay.program.running import leave, run_async
+from relay.program.text import clean, log_to_stderr
+from relay.program.values import BadValue, OneLineParser
+from relay.wire.messages import NAME_CHARS
 from relay.wire.sealing import SealPolicy
 
 REPORT_S = 10.0  # between two lines while only the numbers grow
 SETTLE_S = 0.2  # changes within this time share a line
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
-def size_bytes(text: str) -> int:
-    """Read `512MB`, `2GiB`, `300M` or plain bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?)?B?", text.strip().upper())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512MB or 2GiB")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+def fingerprint(text: str) -> str:
+    """Read a key's fingerprint as `backbone serve` logs it, with or without dashes."""
+    if not re.fullmatch(r"[0-9a-fA-F]{20}", text.replace("-", "")):
+        raise BadValue(f"{text[:60]!r} is no fingerprint like 12ab-34cd-56ef-7890-1234")
+    return text
 
 
-def relay_url(text: str) -> str:
-    """Read the URL people open in a browser, without its fragment."""
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise argparse.ArgumentTypeError(f"{text!r} is no relay URL; write http://host:port or https://host")
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
-
-
-def threads(text: str) -> int:
-    """Read a number of threads, at least one."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if not 1 <= number <= 1024:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads from 1 to 1024")
-    return number
-
-
-def listen_address(text: str) -> tuple[str, int]:
-    """Read `HOST:PORT`."""
-    try:
-        return listen_at(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from exc
+def _default_memory_bytes() -> int:
+    total = values.machine_bytes()
+    return 512_000_000 if total is None else min(512_000_000, total // 2)
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    p = argparse.ArgumentParser(
-        prog="expert-node", description="Hold experts of a model and compute them for a swarm."
+    p = OneLineParser(prog="expert-node", description="Hold experts of a model and compute them for a swarm.")
+    p.add_argument(
+        "--relay",
+        required=True,
+        type=values.url("http", "https"),
+        metavar="URL",
+        help="the relay's URL, as in a browser",
     )
     p.add_argument(
-        "--relay", required=True, type=relay_url, metavar="URL", help="the relay's URL, as in a browser"
+        "--memory",
+        type=values.memory(1 << 20),
+        default=_default_memory_bytes(),
+        metavar="SIZE",
+        help="memory to give (512MB)",
     )
     p.add_argument(
-        "--memory", type=size_bytes, default="512MB", metavar="SIZE", help="memory to give (512MB)"
+        "--name",
+        type=values.line(1, NAME_CHARS),
+        default=clean(socket.gethostname(), NAME_CHARS),
+        help="how others see this node (the host's name)",
     )
     p.add_argument(
-        "--name", default=socket.gethostname()[:40], help="how others see this node (the host's name)"
+        "--threads", type=values.threads, default=max(1, (os.cpu_count() or 2) - 1), help="compute threads"
     )
     p.add_argument(
-        "--threads", type=threads, default=max(1, (os.cpu_count() or 2) - 1), help="compute threads"
+        "--listen",
+        type=values.host_and_port,
+        metavar="HOST:PORT",
+        help="let the backbone reach this node directly",
     )
     p.add_argument(
-        "--listen", type=listen_address, metavar="HOST:PORT", help="let the backbone reach this node directly"
+        "--public-url",
+        type=values.url("ws", "wss", "http", "https"),
+        metavar="URL",
+        help="how others reach --listen (ws://HOST:PORT)",
     )
-    p.add_argument("--public-url", metavar="URL", help="how others reach --listen (ws://HOST:PORT)")
-    p.add_argument("--tls-cert", type=Path, metavar="PEM", help="certificate of --listen; any, it is pinned")
-    p.add_argument("--tls-key", type=Path, metavar="PEM", help="its key")
+    p.add_argument(
+        "--tls-cert", type=values.path, metavar="PEM", help="certificate of --listen; any, it is pinned"
+    )
+    p.add_argument("--tls-key", type=values.path, metavar="PEM", help="its key")
     p.add_argument("--no-links", action="store_true", help="let all calls come through the relay")
     p.add_argument(
-        "--backbone-key", metavar="FINGERPRINT", help="work only for the backbone with this key, and sealed"
+        "--backbone-key",
+        type=fingerprint,
+        metavar="FINGERPRINT",
+        help="work only for the backbone with this key, and sealed",
     )
     p.add_argument(
         "--require-sealed", action="store_true", help="work only for a backbone that seals, whichever"
     )
     p.add_argument("--no-seal", action="store_true", help="let the relay read what passes")
     p.add_argument(
-        "--key-file", type=Path, metavar="PEM", help="this node's key (in the user's XDG state folder)"
+        "--key-file", type=values.path, metavar="PEM", help="this node's key (in the user's XDG state folder)"
     )
     p.add_argument(
         "--kernel",
@@ -110,22 +110,20 @@ def main(argv: list[str] | None = None) -> int:
     """Run until Ctrl-C, or until the node cannot serve; the exit status says which."""
     args = parser().parse_args(argv)
     level = logging.DEBUG if args.verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    log_to_stderr(level)
     logging.getLogger("httpcore").setLevel(logging.WARNING)
-    listen = None
-    if args.listen is not None:
-        listen = ListenAt.of(args.listen, args.public_url, args.tls_cert, args.tls_key)
-    threads = 1 if args.kernel == "webgpu" else args.threads
     try:
-        seal = seal_policy(args)
-    except ConfigError as exc:
-        print(f"expert-node: {exc}", file=sys.stderr)
-        return 1
-    links = not args.no_links
-    config = ClientConfig(args.relay, args.memory, args.name[:40], threads, listen, links, seal)
-    try:
+        config = ClientConfig(
+            args.relay,
+            args.memory,
+            args.name,
+            1 if args.kernel == "webgpu" else args.threads,
+            ListenAt.of(args.listen, args.public_url, args.tls_cert, args.tls_key),
+            not args.no_links,
+            seal_policy(args),
+        )
         return run_async(lambda: _serve(config, args.kernel), stopped_status=0)
-    except (BackboneError, KernelFault) as exc:
+    except (BackboneError, KernelFault, OSError) as exc:
         print(f"expert-node: {exc}", file=sys.stderr)
         return 1
 
@@ -164,9 +162,6 @@ async def _serve(config: ClientConfig, kernel_name: str) -> int:
     except asyncio.CancelledError:
         client.leave("the owner stopped this node")
         reason = await serving
-    except OSError as exc:
-        print(f"expert-node: cannot listen: {exc}", file=sys.stderr)
-        return 1
     reporter.print_line()
     print(f"expert-node: {reason or 'left'}", flush=True)
     return 0 if reason in ("left", "") else 1

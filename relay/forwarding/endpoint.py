@@ -244,7 +244,8 @@ class Hub:
 
     def _greet(self, connection: Connection, hello: Hello) -> None:
         if hello.role == "backbone" and not _equal(hello.token or "", self._token):
-            self._end(connection, CloseCode.AUTH, "wrong backbone token")
+            why = "wrong backbone token" if hello.token else "no backbone token was given"
+            self._end(connection, CloseCode.AUTH, why)
             return
         if (
             hello.role == "node"

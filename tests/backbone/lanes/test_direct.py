@@ -15,7 +15,6 @@ from backbone.lanes.direct import (
     dial,
     fingerprint_of,
     link_url,
-    listen_at,
     refusal,
 )
 from backbone.lanes.link import Link, accepting_session, opening_session
@@ -294,13 +293,6 @@ def test_address_a_stranger_announces_is_dialled_only_where_the_swarm_lives(
 def test_url_that_is_none_to_dial_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="no URL to dial"):
         link_url(url)
-
-
-def test_address_to_listen_on_is_read() -> None:
-    assert listen_at("[::1]:80") == ("::1", 80)
-    for bad in ("80", "a:b", "a:70000", ":80"):
-        with pytest.raises(ValueError, match="no HOST:PORT"):
-            listen_at(bad)
 
 
 @pytest.mark.parametrize("code", [0, 1005, 1006, 2500, 4401])
