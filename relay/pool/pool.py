@@ -329,8 +329,8 @@ class Pool:
     def _left_alone(self) -> Iterable[Told]:
         """Tell nodes that were paired that they are not any more; they keep their slices for the next one."""
         for node in self.nodes.values():
-            if node.backbone is None and node.told is not None:
-                node.told = None
+            if node.backbone is None and node.told is not None and node.told.peer:
+                node.told = UNPAIRED
                 yield Told(node.handle, UNPAIRED)
 
     def _amounts(self, node: NodeRecord, catalogue: Catalogue) -> tuple[int, int]:
