@@ -15,7 +15,7 @@ from backbone.experts.standing import Offload
 from backbone.lanes.direct import ListenAt
 from backbone.model.demo_model import ensure_demo_model
 from backbone.model.moe_from_dense import KINDS
-from backbone.node.keys import default_key_file
+from backbone.node.keys import default_key_file, kept_identity
 from backbone.server import Backbone
 from relay import __version__
 from relay.program import values
@@ -147,7 +147,7 @@ def config_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Confi
     return Config(
         listen=ListenAt.of(args.listen, args.public_url, args.tls_cert, args.tls_key),
         links=not args.no_links,
-        key_file=args.key_file or default_key_file(environment, "backbone"),
+        key_file=_key_file(args, environment),
         seal=not args.no_seal,
         require_sealed=args.require_sealed,
         model=args.model,
@@ -169,6 +169,18 @@ def config_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Confi
         local_cache_bytes=args.local_cache,
         record=args.record,
     )
+
+
+def _key_file(args: argparse.Namespace, environment: Mapping[str, str]) -> Path | None:
+    """Say where this backbone's key is kept; None, with a warning, if it cannot be where it is by default."""
+    path: Path = args.key_file or default_key_file(environment, "backbone")
+    if args.key_file is None and args.relay is not None and not args.no_seal:
+        try:
+            kept_identity(path)
+        except ConfigError as exc:
+            log.warning("%s; this backbone has another key at each start, which nodes cannot pin", exc)
+            return None
+    return path
 
 
 def _relay_token(args: argparse.Namespace) -> str | None:

@@ -8,7 +8,8 @@ What can go wrong in the relay, and whose fault it is.
     │   ├── SliceUnknown       no connected backbone has it                               504
     │   ├── SliceTimeout       the backbone was asked and did not deliver in time         504
     │   ├── SliceCorrupt       the bytes are not what their name says                     422
-    │   └── SliceTooLarge      larger than the manifest says, or than the cache           413
+    │   ├── SliceTooLarge      larger than the manifest says, or than the cache           413
+    │   └── StorageFull        neither the disk of this relay nor its memory take it      507
     └── Overloaded             capacity: come back after .retry_after_s                   503, close 4429
 
 Breaches of the wire protocol have their own tree in wire/errors.py. Facts are attributes, messages are built
@@ -83,6 +84,16 @@ class SliceTooLarge(SliceError):
         self.slice_id = slice_id
         self.limit_bytes = limit_bytes
         super().__init__(f"slice {slice_id[:12]}: more than the {limit_bytes} bytes it may have")
+
+
+class StorageFull(SliceError):
+    code = "storage_full"
+    status = 507
+
+    def __init__(self, slice_id: str, why: str) -> None:
+        self.slice_id = slice_id
+        self.why = why
+        super().__init__(f"slice {slice_id[:12]}: this relay cannot keep it, on disk or in memory: {why}")
 
 
 class Overloaded(RelayError):

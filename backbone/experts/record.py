@@ -15,7 +15,6 @@ many rows asks for every expert of a layer, a later one of one row does not. was
 import hashlib
 import json
 import logging
-import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,9 @@ import numpy as np
 
 from backbone.experts.nodes import Node
 from backbone.experts.plans import LayerPlan
+from backbone.model.files import written_atomically
 from backbone.model.formula import Formula
+from relay.program.complaints import Complaints
 from relay.wire.calls import Dispatch, Partial
 from relay.wire.frames import Frame, FrameType
 
@@ -72,6 +73,7 @@ class Recorder:
         self._most_bytes = most_bytes
         self._asked: dict[str, _Asked] = {}  # by node: one call of each at a time
         self._kept: set[str] = set()
+        self._complaints = Complaints(log)
         self._writer = ThreadPoolExecutor(1, "record")
 
     def sent(self, node: Node, plan: LayerPlan, dispatch: Dispatch, call_id: int, deadline_ms: int) -> None:
@@ -91,11 +93,22 @@ class Recorder:
         del self._asked[node.node_id]
         if len(self._kept) < MOST_RECORDS:
             self._kept.add(node.node_id)
-            self._writer.submit(self._write, asked, partial).add_done_callback(_log_failure)
+            self._writer.submit(self._write_if_possible, asked, partial)
 
     def close(self) -> None:
         """Finish writing."""
         self._writer.shutdown()
+
+    def _write_if_possible(self, asked: _Asked, partial: Partial) -> None:
+        """A disk that does not take a record loses it, and nothing else."""
+        try:
+            self._write(asked, partial)
+        except OSError as exc:
+            self._complaints.say(
+                "write", f"calls cannot be recorded in {self._folder}: {exc.strerror or exc}"
+            )
+        except Exception as exc:
+            log.exception("a call could not be recorded: %s", exc)
 
     def _write(self, asked: _Asked, partial: Partial) -> None:
         experts = sorted(set(asked.dispatch.experts.tolist()))
@@ -111,9 +124,8 @@ class Recorder:
         )
         name = re.sub(r"[^A-Za-z0-9_-]", "", node.node_id)[:32] or "node"  # the node chose its id
         path = self._folder / (name + SUFFIX)
-        fresh = path.with_suffix(".part")
-        fresh.write_bytes(data)
-        os.replace(fresh, path)
+        with written_atomically(path) as fresh:
+            fresh.write_bytes(data)
         log.info("recorded a call that %s answered: %s (%d bytes)", node.name, path, len(data))
 
 
@@ -155,9 +167,3 @@ def record_bytes(
         }
     ).encode()
     return b"".join((MAGIC, len(header).to_bytes(4, "little"), header, request, answer, *slices.values()))
-
-
-def _log_failure(done: object) -> None:
-    error = done.exception()  # type: ignore[attr-defined]
-    if error is not None:
-        log.error("a call could not be recorded: %s", error)

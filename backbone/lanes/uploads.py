@@ -16,6 +16,7 @@ from time import monotonic
 import httpx
 
 from backbone.node.machine import backoff_s
+from relay.program.complaints import Complaints
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class Uploads:
         self._http = httpx.AsyncClient(base_url=relay_url, timeout=UPLOAD_TIMEOUT_S, trust_env=False)
         self._slice_bytes = slice_bytes
         self._token = ""
+        self._complaints = Complaints(log)
         self._waiting: dict[str, float] = {}  # slice -> when it was asked for
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -88,7 +90,8 @@ class Uploads:
                     return
                 answer = await self._put(slice_id, data)
                 if answer.status_code >= 400:
-                    log.warning("the relay refused slice %s: %s", slice_id[:12], answer.text[:200])
+                    said = f"the relay refused slice {slice_id[:12]}: {answer.text[:200]}"
+                    self._complaints.say(f"refused {answer.status_code}", said, logging.WARNING)
                 return
             except httpx.HTTPError as exc:
                 log.warning("slice %s did not reach the relay: %s", slice_id[:12], exc or type(exc).__name__)

@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 
+from backbone.model.files import kept_if_possible
 from backbone.model.slices import LayerGrid, SliceHashes
 
 
@@ -27,10 +26,6 @@ def load_grids(cache_dir: Path, hashes: SliceHashes) -> dict[int, LayerGrid] | N
 
 
 def save_grids(cache_dir: Path, hashes: SliceHashes, grids: dict[int, LayerGrid]) -> None:
-    """Write the grids in one step: a reader sees the whole file or none."""
-    path = _path(cache_dir, hashes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    with os.fdopen(handle, "w") as file:
-        json.dump({str(layer): {"x32": grid.x32, "x16": grid.x16} for layer, grid in grids.items()}, file)
-    os.replace(temporary, path)
+    """Write the grids in one step: a reader sees the whole file or none. Where that fails, only say so."""
+    text = json.dumps({str(layer): {"x32": grid.x32, "x16": grid.x16} for layer, grid in grids.items()})
+    kept_if_possible(_path(cache_dir, hashes), text, "the grid")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from backbone.errors import ModelError
-from backbone.model.files import written_atomically
+from backbone.model.files import kept_if_possible
 from backbone.model.formula import Formula
 from backbone.model.gguf import Model
 from backbone.model.progress import Progress
@@ -123,8 +123,7 @@ def slice_hashes(model: Model, cache_dir: Path) -> SliceHashes:
         for layer in model.layers:
             hashes[layer] = tuple(_hash(model, layer, expert) for expert in range(model.num_experts))
             progress.advance()
-    with written_atomically(path) as scratch:
-        scratch.write_text(json.dumps(hashes))
+    kept_if_possible(path, json.dumps(hashes), "the hashes of the experts")
     return hashes
 
 

@@ -19,6 +19,7 @@ from backbone.model.formula import Formula
 from backbone.node import events as ev
 from backbone.node.store import FETCH_TIMEOUT_S, HeldSlice, SliceFault, fetch_slice, verify_and_pack
 from backbone.node.work import Kernel, LayerWork, Refused, answer, prove_and_time
+from relay.program.complaints import Complaints
 from relay.wire import session
 from relay.wire.messages import Partial
 
@@ -49,6 +50,7 @@ class ExpertHost:
         self._held: dict[str, HeldSlice] = {}
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._test: asyncio.Task[None] | None = None
+        self._complaints = Complaints(log)
 
     @property
     def held_bytes(self) -> int:
@@ -89,7 +91,7 @@ class ExpertHost:
             if stale or kernel is not self.kernel:
                 raise SliceFault(f"slice {wanted.slice[:12]}: the kernel it was for is gone")
         except SliceFault as exc:
-            log.warning("%s", exc)
+            self._complaints.say("slices", str(exc), logging.WARNING)
             self._fetches.pop(wanted.slice, None)
             self._tell(ev.SliceFailed(wanted.slice, str(exc)))
             if isinstance(kernel, WebGpuKernel) and isinstance(exc.__cause__, KernelFault):

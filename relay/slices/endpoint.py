@@ -16,7 +16,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from relay.config import Config
-from relay.errors import AuthError, Overloaded, RelayError, SliceError, SliceTimeout, SliceUnknown
+from relay.errors import (
+    AuthError,
+    Overloaded,
+    RelayError,
+    SliceError,
+    SliceTimeout,
+    SliceUnknown,
+    StorageFull,
+)
 from relay.forwarding.endpoint import Hub
 from relay.metrics import Metrics
 from relay.slices.asking import Asking
@@ -38,6 +46,7 @@ class Slices:
         self._hub = hub
         self._metrics = metrics
         self._waiters: dict[str, list[asyncio.Event]] = {}
+        self._refused: dict[str, StorageFull] = {}  # of those waited for: it came, and could not be kept
         self._asking = Asking()
         metrics.cache_bytes.set_function(lambda: cache.size_bytes)
         hub.on_backbones_changed = self._wake_all
@@ -115,6 +124,8 @@ class Slices:
                 backbones = self._hub.pool.backbones_with(slice_id)
                 if not backbones:
                     raise SliceUnknown(slice_id)
+                if (refused := self._refused.get(slice_id)) is not None:
+                    raise refused
                 if loop.time() >= deadline:
                     late = self._asking.asked(slice_id)
                     names = " and ".join(b.name for b in backbones if b.handle in late)
@@ -130,6 +141,7 @@ class Slices:
             self._waiters[slice_id].remove(arrived)
             if not self._waiters[slice_id]:
                 del self._waiters[slice_id]
+                self._refused.pop(slice_id, None)
 
     def _wake_all(self) -> None:
         """Backbones came or went: everybody who waits looks again."""
@@ -161,8 +173,10 @@ class Slices:
         try:
             await self._write(request, slice_id, expected, backbone.handle)
             self._asking.arrived(slice_id)
-        except BaseException:
+        except BaseException as exc:
             self._asking.failed(slice_id, backbone.handle)
+            if isinstance(exc, StorageFull) and slice_id in self._waiters:
+                self._refused[slice_id] = exc
             raise
         finally:
             for arrived in self._waiters.get(slice_id, ()):

@@ -106,7 +106,9 @@ def test_a_full_disk_stops_the_record_and_nothing_else(
 ) -> None:
     keeper, (dispatch, partial) = recorder(tmp_path / "calls"), call([[0]])
     (tmp_path / "calls").rmdir()
-    keeper.sent(node(), PLAN, dispatch, 1, 500)
-    keeper.answered(node(), 1, partial)
+    (tmp_path / "calls").write_text("a file where the folder was")
+    for name in ("n1", "n2", "n3"):
+        keeper.sent(node(name), PLAN, dispatch, 1, 500)
+        keeper.answered(node(name), 1, partial)
     keeper.close()
-    assert "could not be recorded" in caplog.text
+    assert caplog.text.count("calls cannot be recorded in") == 1

@@ -1,6 +1,8 @@
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,9 @@ from typing import Any
 import pytest
 
 from backbone.errors import ModelError
+from backbone.model.files import written_atomically
 from backbone.model.gguf import Model, open_model
+from backbone.model.grids import load_grids, save_grids
 from backbone.model.random_model import Shape, make_random_moe
 from backbone.model.slices import LayerGrid, Manifest, build_manifest, slice_hashes
 
@@ -82,3 +86,27 @@ def test_manifest_without_a_key_is_refused(manifest: Manifest) -> None:
         Manifest.from_json(data)
     with pytest.raises(ModelError):
         Manifest.from_json([])
+
+
+def test_a_cache_that_takes_nothing_costs_the_work_again_and_says_so(
+    model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "hashes").write_text("no folder")
+    (tmp_path / "grids").write_text("no folder")
+    hashes = slice_hashes(model, tmp_path)
+    save_grids(tmp_path, hashes, {layer: LayerGrid(3) for layer in hashes})
+    assert load_grids(tmp_path, hashes) is None and slice_hashes(model, tmp_path) == hashes
+    assert "the hashes of the experts cannot be kept in" in caplog.text
+    assert "the grid cannot be kept in" in caplog.text
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "m[1].gguf"
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    (tmp_path / f"m[1].gguf.{int(dead.stdout)}.part").write_text("half")
+    (tmp_path / "m[1].gguf.1.part").write_text("of a process that runs")
+    with written_atomically(path) as scratch:
+        scratch.write_text("whole")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m[1].gguf", "m[1].gguf.1.part"]
