@@ -95,7 +95,7 @@ def test_keys_come_from_options_files_and_the_environment(tmp_path: Path) -> Non
         "five",
     )
     assert config("--model", "m", BACKBONE_API_KEY_FILE=str(keys)).api_keys == ("four", "five")
-    relay = ("--model", "m", "--relay", "http://edge")
+    relay = ("--model", "m", "--relay", "http://edge", "--key-file", str(tmp_path / "key.pem"))
     (token := tmp_path / "token").write_text("the-token\n")
     assert config(*relay, "--relay-token-file", str(token)).relay_token == "the-token"
     with pytest.raises(ConfigError, match="--relay needs --relay-token"):
