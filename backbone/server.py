@@ -2,9 +2,9 @@
 One backbone, wired: model, engine, dispatcher, lane to the relay, gateway. The one place that chooses
 classes.
 
-Order of start: the model is read and hashed, the kernel proves itself, the engine loads with all experts
-local, the grid is measured if this model was never seen, and only then does the relay hear of us and the
-public port open.
+Order of start: the model's head is read, the kernel proves itself, the engine loads and shows what its graph
+does with the experts, those it uses are hashed, the grid is measured if this model was never seen, and only
+then does the relay hear of us and the public port open.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -29,7 +29,7 @@ from backbone.config import Config
 from backbone.engine.link import LayerCall
 from backbone.engine.link_server import OnCall
 from backbone.engine.supervisor import Engine, EngineConfig
-from backbone.errors import ConfigError, EngineError, ModelError
+from backbone.errors import ConfigError, EngineError, EngineRefused, ModelError
 from backbone.experts.client import Dispatcher, DispatchPolicy
 from backbone.experts.local import LocalExperts
 from backbone.experts.native import NativeKernel
@@ -86,7 +86,7 @@ class Backbone:
         self.url = ""
         self.key: str | None = None  # fingerprint, if we seal
         self._joined: asyncio.Task[None] | None = None
-        self._answer: OnCall
+        self._answer: OnCall = _nothing
         self._on_welcome: Callable[[], None] = lambda: None
         self._slice_place: dict[str, tuple[int, int]] = {}
         self._stack = AsyncExitStack()
@@ -106,12 +106,10 @@ class Backbone:
         config = self.config
         seal = SealPolicy() if config.relay is None else self._seal_policy()
         self.model = await asyncio.to_thread(open_model, config.model)
-        hashes = await asyncio.to_thread(slice_hashes, self.model, config.cache_dir)
         threads = config.threads or os.cpu_count() or 1
         kernel = NativeKernel(threads=threads)
         kernel.known_answer_test()
-        local = LocalExperts(self.model, kernel, config.local_cache_bytes, threads)
-        self._stack.callback(local.close)
+        after_engine = self._stack.enter_context(ExitStack())  # closed once no call can come
         self.engine = Engine(
             EngineConfig(
                 model=self.model.path,
@@ -123,10 +121,17 @@ class Backbone:
                 call_timeout_s=config.call_timeout_s,
             ),
             lambda call: self._answer(call),
-            {layer: moe.formula for layer, moe in self.model.layers.items()},
+            self.model.formulas,
         )
-        self._answer = self._local_answer(local)  # llama.cpp tries its graph once while it loads
-        await self._stack.enter_async_context(self.engine)
+        try:
+            await self._stack.enter_async_context(self.engine)
+        except EngineRefused as exc:  # the better reason, when there is one
+            raise self.model.faults.get(exc.layer, exc) from None
+        self.model = self.model.as_computed(self.engine.layers)
+        hashes = await asyncio.to_thread(slice_hashes, self.model, config.cache_dir)
+        local = LocalExperts(self.model, kernel, config.local_cache_bytes, threads)
+        after_engine.callback(local.close)
+        self._answer = self._local_answer(local)
         grids = load_grids(config.cache_dir, hashes)
         if grids is None:
             grids = await self._calibrate(local)
@@ -389,6 +394,11 @@ class Backbone:
             ],
             "last_failure": self.engine.last_failure,
         }
+
+
+async def _nothing(call: LayerCall) -> npt.NDArray[np.float32]:
+    """llama.cpp tries its graph while it loads and throws the outputs away; formulas are not known yet."""
+    return np.zeros_like(call.x)
 
 
 class _QuietServer(uvicorn.Server):

@@ -6,14 +6,15 @@ the interpreter lock while it loads, so it lives in processes of its own.
 """
 
 import ctypes
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
 
 from backbone.errors import EngineError, EngineRefused
+from backbone.model.expert_tensors import PATTERN as WEIGHTS_PATTERN  # tensors that lie on the device
 from backbone.model.formula import ACTIVATIONS, Formula
+from backbone.model.graph import SeenLayer
 
-WEIGHTS_PATTERN = "_exps"  # tensors that lie on the device: routed experts and their biases
+__all__ = ["DEVICE_NAME", "WEIGHTS_PATTERN", "Device", "SeenLayer"]
+
 DEVICE_NAME = "Swarm"
 MAX_LAYERS = 512
 
@@ -55,24 +56,6 @@ class _Stats(ctypes.Structure):
         ("dropped_bytes", ctypes.c_uint64),
         ("released_bytes", ctypes.c_uint64),
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class SeenLayer:
-    """The routed experts of one layer as llama.cpp's graph computes them."""
-
-    layer: int
-    num_experts: int
-    top_k: int
-    formula: Formula
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        formula = Formula.from_json(data["formula"])
-        return cls(int(data["layer"]), int(data["num_experts"]), int(data["top_k"]), formula)
 
 
 class Device:
@@ -130,10 +113,16 @@ def _seen(c: _Layer) -> SeenLayer:
         up_type=c.up_type,
         down_type=c.down_type,
         activation=ACTIVATIONS[c.activation],
-        alpha=round(c.alpha, 6),  # C floats: 1.702 must compare equal to the table's
-        limit=round(c.limit, 6),
+        alpha=_as_written(c.alpha),
+        limit=_as_written(c.limit),
         weight_position="before" if c.weight_before else "after",
         biased=bool(c.biased),
         scaled=bool(c.scaled),
     )
     return SeenLayer(c.layer, c.num_experts, c.top_k, formula)
+
+
+def _as_written(value: float) -> float:
+    """The shortest decimal that is this float32: 1.702, not 1.7020000219345093."""
+    texts = (f"{value:.{digits}g}" for digits in range(6, 10))
+    return next(float(text) for text in texts if ctypes.c_float(float(text)).value == value)

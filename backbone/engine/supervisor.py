@@ -34,6 +34,7 @@ from backbone.errors import (
     FormulaUnsupported,
 )
 from backbone.model.formula import Formula
+from backbone.model.graph import require_agreement, require_same
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Engine:
     def __init__(
         self, config: EngineConfig, on_call: OnCall, expected: Mapping[int, Formula] | None = None
     ) -> None:
-        """`expected`: the formula of each MoE layer as read from the GGUF; compared with the graph's."""
+        """`expected`: shapes and formats of each MoE layer as read from the GGUF; the graph's must agree."""
         self.config = config
         self.layers: list[SeenLayer] = []  # what the graph computes, by layer
         self.starts = 0
@@ -219,7 +220,7 @@ class Engine:
     def _child_config(self, library: Path | None) -> dict[str, Any]:
         config = self.config
         return {
-            "model": str(config.model.resolve()),
+            "model": str(config.model.absolute()),  # not resolved: siblings are called like the link
             "alias": config.alias,
             "swarm": config.swarm,
             "library": str(library),
@@ -260,18 +261,12 @@ class Engine:
                 raise FormulaUnsupported(report["what"], report["layer"])
             case {"error": error}:
                 raise EngineError(f"the engine did not start: {error}: {self._tail()}")
-        self.layers = [SeenLayer.from_json(entry) for entry in report.get("layers", [])]
-        if self._expected is None or not self.config.swarm:
-            return
-        seen = {entry.layer: entry.formula for entry in self.layers}
-        for layer, formula in self._expected.items():
-            if layer not in seen:
-                raise EngineRefused("MUL_MAT_ID", layer, f"blk.{layer}", "the graph does not use its experts")
-            if seen[layer] != formula:
-                difference = formula_difference(formula, seen[layer])
-                raise EngineRefused(
-                    "MUL_MAT_ID", layer, f"blk.{layer}", f"graph and GGUF differ: {difference}"
-                )
+        layers = [SeenLayer.from_json(entry) for entry in report.get("layers", [])]
+        if self._expected is not None and self.config.swarm:
+            require_agreement(self._expected, layers)
+        if self.layers:  # started again
+            require_same(self.layers, layers)
+        self.layers = layers
 
     async def _watch(self) -> None:
         """Start the engine again whenever it ends."""
@@ -400,9 +395,3 @@ def private_bytes(pid: int) -> int:
         return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGESIZE")
     except (OSError, IndexError, ValueError):
         return 0
-
-
-def formula_difference(expected: Formula, seen: Formula) -> str:
-    """Name the fields that differ: `activation silu, in the graph gelu`."""
-    a, b = expected.to_json(), seen.to_json()
-    return "; ".join(f"{name} {a[name]}, in the graph {b[name]}" for name in a if a[name] != b[name])

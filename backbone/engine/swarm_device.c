@@ -2,7 +2,7 @@
 // dispatcher for their sum.
 //
 // How llama.cpp comes to call it, without a patch:
-//  - `tensor_buft_overrides` places the expert tensors (`_exps`) in this device's buffers. Those
+//  - `tensor_buft_overrides` places the tensors of routed experts in this device's buffers. Those
 //  are address space
 //    only: the loader's bytes are dropped, the pages allow no access, so that nobody can ever read
 //    zeros as weights.
@@ -198,7 +198,11 @@ static void note_refusal(const struct swarm_refusal *found) {
 static void note_layer(const struct swarm_layer *seen) {
     int i = 0;
     while (i < num_layers && layers[i].layer != seen->layer) i++;
-    if (i == MAX_LAYERS) return;
+    if (i == MAX_LAYERS) {
+        struct swarm_refusal full = {.layer = seen->layer, .op = "MUL_MAT_ID", .why = "too many layers"};
+        note_refusal(&full);
+        return;
+    }
     layers[i] = *seen;
     if (i == num_layers) num_layers++;
 }

@@ -37,7 +37,7 @@ class LayerPlan:
 
 def x_encoding(formula: Formula) -> XEncoding:
     """Choose how x travels: as the ints the kernel would make of it, or as it is when gate and up differ."""
-    blocks = {FORMATS[t].block for t in (formula.gate_type, formula.up_type) if t is not None}
+    blocks = {FORMATS[t].x_block for t in (formula.gate_type, formula.up_type) if t is not None}
     return ENCODING_OF_BLOCK[blocks.pop()] if len(blocks) == 1 else XEncoding.F32
 
 

@@ -88,7 +88,7 @@ async def greedy(
 
 async def _run(job: dict[str, Any], model: Path, swarm: OnCall | None, settings: Settings) -> dict[str, Any]:
     job |= {
-        "model": str(model.resolve()),
+        "model": str(model.absolute()),
         "settings": asdict(settings),
         "socket": None,
         "call_timeout_s": CALL_TIMEOUT_S,

@@ -19,6 +19,11 @@ class Format(NamedTuple):
     block: int
     block_bytes: int
 
+    @property
+    def x_block(self) -> int:
+        """How many columns of x are rounded to int8 together, CONTRACT.md "Rounding"; 1: they are not."""
+        return 32 if self.name == "NVFP4" else self.block
+
 
 # ggml type id -> layout. A test holds this against the gguf package.
 FORMATS = {

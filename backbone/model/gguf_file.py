@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES
 
 from backbone.errors import ModelError
 
@@ -36,6 +36,11 @@ MAX_STRING_BYTES = 1 << 20  # a chat template is a few thousand; tokens are shor
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING = 8
 ARRAY = 9
+
+# ggml type id -> columns and bytes of a block. A type that is not here has no size; others than experts may
+# have one that only llama.cpp knows.
+SIZES = {int(type_id): size for type_id, size in GGML_QUANT_SIZES.items()}
+SHOWN_CHARS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +75,20 @@ def read_gguf(path: Path) -> GgufFile:
     Raises:
         ModelError: there is no such file, or it is not a whole GGUF.
     """
+    if path.exists() and not path.is_file():  # opening a pipe would wait for its other end
+        raise ModelError(f"{path.name} is not a file")
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError as exc:
         raise ModelError(f"no such model file: {path}") from exc
     except (OSError, ValueError) as exc:  # ValueError: an empty file cannot be mapped
-        raise ModelError(f"{path.name} is not a readable GGUF: {exc}") from exc
+        raise ModelError(f"{path.name} is not a readable GGUF: {getattr(exc, 'strerror', exc)}") from exc
     try:
         values, tensors = _parse(mapped)
-    except (struct.error, IndexError, KeyError, ValueError, OverflowError) as exc:
+    except struct.error as exc:
+        raise ModelError(f"{path.name} is not a readable GGUF: it ends within its head") from exc
+    except (ValueError, OverflowError) as exc:
         raise ModelError(f"{path.name} is not a readable GGUF: {exc}") from exc
     return GgufFile(path, values, tensors, np.frombuffer(mapped, np.uint8))
 
@@ -100,7 +109,7 @@ def _parse(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
             if (numbers := cursor.array()) is not None:
                 values[key] = numbers
         else:
-            values[key] = cursor.string() if kind == STRING else cursor.scalar(SCALARS[kind])
+            values[key] = cursor.string() if kind == STRING else cursor.scalar(_code(kind))
     heads = [_tensor_head(cursor) for _ in range(num_tensors)]
     alignment = values.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
@@ -108,12 +117,16 @@ def _parse(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     start = -(-cursor.at // alignment) * alignment
     tensors = {}
     for name, shape, type_id, offset in heads:
-        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(type_id)]
+        block, block_bytes = SIZES.get(type_id, (1, 0))
         if shape[0] % block:
-            raise ValueError(f"{name}: rows of {shape[0]} columns are no whole number of blocks of {block}")
+            raise ValueError(
+                f"{shown(name)}: rows of {shape[0]} columns are no whole number of blocks of {block}"
+            )
         size_bytes = math.prod(shape) // block * block_bytes
         if start + offset + size_bytes > len(data):
-            raise ValueError(f"{name} ends beyond the file: it is cut short")
+            raise ValueError(f"{shown(name)} ends beyond the file: it is cut short")
+        if name in tensors:
+            raise ValueError(f"{shown(name)} is in it twice")
         tensors[name] = TensorInfo(name, shape, type_id, start + offset, size_bytes)
     return values, tensors
 
@@ -122,9 +135,20 @@ def _tensor_head(cursor: "_Cursor") -> tuple[str, tuple[int, ...], int, int]:
     name = cursor.string()
     num_dims = cursor.scalar("I")
     if not 1 <= num_dims <= MAX_DIMENSIONS:
-        raise ValueError(f"{name} has {num_dims} dimensions")
+        raise ValueError(f"{shown(name)} has {num_dims} dimensions")
     shape = tuple(cursor.scalar("Q") for _ in range(num_dims))
     return name, shape, cursor.scalar("I"), cursor.scalar("Q")
+
+
+def shown(text: str) -> str:
+    """A text of the file as it may stand in a line: short, without control characters."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:SHOWN_CHARS])
+
+
+def _code(kind: int) -> str:
+    if kind not in SCALARS:
+        raise ValueError(f"a value of type {kind}, which is not known")
+    return SCALARS[kind]
 
 
 class _Cursor:
@@ -159,7 +183,7 @@ class _Cursor:
             return None
         if kind == ARRAY:
             raise ValueError("an array of arrays")
-        start, code = self.at, SCALARS[kind]
+        start, code = self.at, _code(kind)
         self.at += count * struct.calcsize(f"<{code}")
         if self.at > len(self._data):
             raise ValueError("it ends within an array")

@@ -2,11 +2,12 @@
 Name every slice of a model by its SHA-256, and put the manifest together that the relay and the nodes get.
 
 A slice is one expert of one layer: gate ‖ up ‖ down as they stand in the GGUF. Hashing reads every expert
-once; the hashes are kept in the cache directory, keyed by path, size and modification time of the model.
+once; the hashes are kept in the cache directory, keyed by path, size and modification time of its files.
 """
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,9 +113,7 @@ def build_manifest(model: Model, hashes: SliceHashes, grids: Mapping[int, LayerG
 
 def slice_hashes(model: Model, cache_dir: Path) -> SliceHashes:
     """Hash every slice, or read the hashes made earlier for this very file."""
-    status = model.path.stat()
-    key = f"{model.path}\0{status.st_size}\0{status.st_mtime_ns}"
-    path = cache_dir / "hashes" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    path = cache_dir / "hashes" / f"{_key(model)}.json"
     cached = _read_hashes(path, model)
     if cached is not None:
         return cached
@@ -125,6 +124,17 @@ def slice_hashes(model: Model, cache_dir: Path) -> SliceHashes:
             progress.advance()
     kept_if_possible(path, json.dumps(hashes), "the hashes of the experts")
     return hashes
+
+
+def _key(model: Model) -> str:
+    """Names these very files, all of a split model, and what slices are made of."""
+    digest = hashlib.sha256()
+    for path in model.files:
+        status = path.stat()
+        digest.update(os.fsencode(path) + f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    for layer, formula in model.formulas.items():
+        digest.update(f"{layer}:{formula.slice_bytes};".encode())
+    return digest.hexdigest()[:32]
 
 
 def _hash(model: Model, layer: int, expert: int) -> str:

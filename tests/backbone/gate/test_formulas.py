@@ -1,6 +1,5 @@
 """Small random models of real architectures: llama.cpp with its own experts and with our kernel's."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ from backbone.experts.plans import layer_plans
 from backbone.gate.compare import compare_logits
 from backbone.gate.llama_api import Settings
 from backbone.gate.logits import teacher_forced_logits, tokenise
-from backbone.model.gguf import Model, open_model
+from backbone.model.gguf import Model
 from backbone.model.random_model import CLAMPS, Shape, make_random_moe
 from backbone.model.slices import LayerGrid
 from relay.wire.tensors import Grid
+from tests.models.computed import computed
 from tests.wasm.calls import build_script
 
 TEXTS = ("The quick brown fox jumps over the lazy dog.", "def f(n):\n    return f(n - 1) + f(n - 2)\n")
@@ -26,7 +26,7 @@ GRID = LayerGrid(16)
 MXFP4 = 39
 NEAR = {"llama.cpp, plain attention": Settings(flash_attention=False), "3 at a time": Settings(n_ubatch=3)}
 
-# What the formula of each must say; the device compares it with the graph.
+# What the graph of each must show.
 FORMULAS: dict[str, dict[str, Any]] = {
     "gpt-oss": {"activation": "swiglu_oai", "alpha": 1.702, "limit": 7.0, "biased": True},
     "grok": {"activation": "gelu"},
@@ -57,7 +57,7 @@ class Swarm:
 
 
 @pytest.fixture(params=[*FORMULAS, "gpt-oss in MXFP4"])
-def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Model]:
+async def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
     """Llama 4 picks one expert, and scales the attention of every fourth layer: it must have one."""
     architecture, _, in_format = request.param.partition(" in ")
     shape = Shape(architecture=architecture, num_layers=2)
@@ -65,7 +65,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Model]:
         shape = replace(shape, gate_up_type=MXFP4, down_type=MXFP4)
     if architecture == "llama4":
         shape = replace(shape, num_layers=4, top_k=1)
-    yield open_model(make_random_moe(tmp_path / "model.gguf", shape))
+    return await computed(make_random_moe(tmp_path / "model.gguf", shape))
 
 
 async def test_our_kernel_is_as_close_to_llama_cpp_as_llama_cpp_to_itself(model: Model) -> None:
