@@ -253,12 +253,12 @@ class NodeClient:
         if self._session is None or self._session.closed is not None:
             return
         match effect:
-            case ev.SendOffer(inventory):
+            case ev.SendOffer(inventory, memory_bytes):
                 assert self.machine.kernel is not None
                 self._session.send_offer(
                     Offer(
                         kernel=self._host.kernel.build,
-                        memory_bytes=0 if self._refusing else self.config.memory_bytes,
+                        memory_bytes=0 if self._refusing else memory_bytes,
                         gb_per_s=self.machine.kernel.gb_per_s,
                         battery=None,
                         metered=False,
@@ -269,8 +269,8 @@ class NodeClient:
                         seal=self.config.seal.public,
                     )
                 )
-            case ev.SendReady(epoch, experts):
-                self._session.send_slice_ready(SliceReady(epoch, experts))
+            case ev.SendReady(epoch, experts, refused, why):
+                self._session.send_slice_ready(SliceReady(epoch, experts, refused, why[:300]))
             case ev.SendPause(paused):
                 self._session.send_pause(paused)
             case ev.SendBye(code, reason):
@@ -417,7 +417,7 @@ class NodeClient:
         why = self._sealing.refusal(assign)
         if (why is not None) != self._refusing:
             self._refusing = why is not None
-            self._say(ev.SendOffer(tuple(sorted(self.machine.held))))
+            self._carry_out(self.machine.offer())
         if why is not None:
             if why != self._sealing.why:
                 log.error("nothing is served: %s", why)
@@ -479,22 +479,19 @@ class NodeClient:
         self._session = None
 
     def _assignment_of(self, assign: messages.Assign) -> ev.Assignment:
-        """Keep the layers this kernel can compute; name the others in the log."""
+        """Read what this kernel needs of each layer; a layer it cannot compute is named and refused."""
         self._work = {}
         layers = []
         for assigned in assign.layers:
+            work: LayerWork | None = None
             try:
                 work = LayerWork.of(assigned)
-            except BackboneError as exc:
-                log.error("layer %d is not served: %s", assigned.layer, exc)
-                continue
-            if assigned.slice_bytes != work.formula.slice_bytes:
-                log.error(
-                    "layer %d is not served: its slices do not have the size of its formula", assigned.layer
-                )
-                continue
-            if (why := self._host.refusal(work.formula)) is not None:
-                log.error("layer %d is not served: %s", assigned.layer, why)
+                refusal = self._host.refusal(work.formula) or ""
+            except (BackboneError, ArithmeticError, LookupError, TypeError, ValueError) as exc:
+                refusal = str(exc) or type(exc).__name__  # a relay may say anything: that ends no session
+            if refusal or work is None:
+                log.error("layer %d is not served: %s", assigned.layer, refusal)
+                layers.append(_refused_layer(assigned, refusal))
                 continue
             self._work[assigned.layer] = work
             layers.append(
@@ -504,7 +501,7 @@ class NodeClient:
                     assigned.slice_bytes,
                     work.formula.hidden_dim,
                     work.grids,
-                    work,
+                    body=work,
                 )
             )
         tag = model_tag(assign.model) if assign.model else 0
@@ -549,6 +546,10 @@ def _call_of(received: session.DispatchReceived) -> ev.Call:
         experts=tuple(np.unique(dispatch.experts).tolist()),
         body=received,
     )
+
+
+def _refused_layer(assigned: messages.AssignLayer, why: str) -> ev.AssignedLayer:
+    return ev.AssignedLayer(assigned.layer, assigned.experts, assigned.slice_bytes, 0, (), why or "refused")
 
 
 def _clock_that_never_sleeps() -> float:

@@ -17,6 +17,7 @@ class AssignedLayer:
     What we shall hold of one layer: expert index -> slice id.
 
     `grids` are those the layer is calibrated for (PROTOCOL.md "Grids"); `body` is the driver's.
+    `refusal`: why this kernel cannot compute the layer, if it cannot.
     """
 
     layer: int
@@ -24,6 +25,7 @@ class AssignedLayer:
     slice_bytes: int
     hidden_dim: int
     grids: tuple[int, ...]
+    refusal: str = ""
     body: object = field(default=None, compare=False, repr=False)
 
 
@@ -96,17 +98,24 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class SliceLoaded:
-    """A slice was fetched (or read back), verified and packed."""
+    """A slice was fetched (or read back), verified and packed; it takes so much memory (0: as its bytes)."""
 
     slice: str
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SliceFailed:
-    """A slice could not be had this time."""
+    """
+    A slice could not be had this time.
+
+    kind: of `holdings.py`'s table. progress: more of its bytes are here than before, and kept.
+    """
 
     slice: str
     reason: str
+    kind: str = "network"
+    progress: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,14 +248,17 @@ class SendOffer:
     """Say what we pledge; the driver adds the slices it keeps on disk to the inventory."""
 
     inventory: tuple[str, ...]
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class SendReady:
-    """Say which experts can be called now."""
+    """Say which experts can be called now, which assigned ones will not be loaded, and why."""
 
     epoch: int
     experts: Mapping[int, tuple[int, ...]]
+    refused: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,6 @@ from backbone.node.events import (
     DrainReceived,
     Effect,
     Event,
-    FetchSlice,
     FreeSlice,
     KernelFault,
     KernelTested,
@@ -57,18 +56,19 @@ from backbone.node.events import (
     SliceLoaded,
     SlicesLost,
     Start,
-    StopFetch,
     TestKernel,
     Unpaired,
     Welcomed,
     Woke,
 )
+from backbone.node.holdings import Holdings, backoff_s
+
+__all__ = ["NodeConfig", "NodeMachine", "State", "backoff_s", "reconnect_s"]
 
 PARALLEL_FETCHES = 4
 QUEUE_CALLS = 64
-RETRY_BASE_S = 0.5
-RETRY_CAP_S = 30.0
 RECONNECT_CAP_S = 3.0  # a relay that is back has its nodes and backbones again before anybody gives up
+ANNOUNCE_S = 2.0  # while slices come in, those that can be called are told so often
 SETTLED_S = 5.0  # a session that lasted this long starts the next backoff from the beginning
 LEAVE_GRACE_S = 1.2  # accepted calls get this long before Bye: one signal ends a node within 2 s
 GOING_AWAY = 1001  # RFC 6455 §7.4.1
@@ -130,11 +130,6 @@ class _Accepted:
     cancelled: bool = False
 
 
-def backoff_s(attempt: int, jitter: float, cap_s: float = RETRY_CAP_S) -> float:
-    """Wait before try `attempt` (0 = first repetition): exponential, capped, the upper half random."""
-    return min(cap_s, RETRY_BASE_S * 2.0 ** min(attempt, 10)) * (0.5 + 0.5 * jitter)
-
-
 def reconnect_s(code: int, attempt: int, jitter: float) -> float:
     """Wait before connecting again after a session, or a try, that ended with `code`."""
     return backoff_s(10, jitter) if code == OVERLOADED else backoff_s(attempt, jitter, RECONNECT_CAP_S)
@@ -144,10 +139,10 @@ class NodeMachine:
     """One node. `random()` gives numbers in [0, 1) for the jitter."""
 
     __slots__ = (
-        "_attempt", "_connect_at", "_layers", "_fetching", "_leave_at", "_queue", "_random", "_ready_sent",
-        "_reconnect_after_s", "_retries", "_running", "_tickets", "_wanted", "_welcomed_at", "asleep",
-        "assignment", "closed_reason", "config", "connected", "counters", "draining", "held", "kernel",
-        "paused", "skipped",
+        "_announced_at", "_attempt", "_connect_at", "_leave_at", "_offered_bytes", "_queue", "_random",
+        "_ready_sent", "_reconnect_after_s", "_running", "_tickets", "_welcomed_at", "asleep",
+        "assignment", "closed_reason", "config", "connected", "counters", "draining", "holdings", "kernel",
+        "paused",
     )  # fmt: skip
 
     def __init__(self, config: NodeConfig, random: Callable[[], float]) -> None:
@@ -160,19 +155,16 @@ class NodeMachine:
         self.asleep = False
         self.draining = False
         self.assignment: Assignment | None = None
-        self.held: set[str] = set()
-        self.skipped = 0  # assigned slices beyond the pledge
+        self.holdings = Holdings(config.memory_bytes, config.parallel_fetches, random)
         self._random = random
         self._welcomed_at: float | None = None
         self._connect_at: float | None = None
         self._leave_at: float | None = None
         self._reconnect_after_s = 0.0
         self._attempt = 0
-        self._wanted: dict[str, FetchSlice] = {}  # in the order of fetching
-        self._fetching: set[str] = set()
-        self._retries: dict[str, tuple[int, float]] = {}  # slice -> (failures, not before)
-        self._layers: dict[int, AssignedLayer] = {}
-        self._ready_sent: dict[int, tuple[int, ...]] | None = None
+        self._offered_bytes: int | None = None  # in this session
+        self._ready_sent: tuple[dict[int, tuple[int, ...]], ...] | None = None
+        self._announced_at = 0.0
         self._queue: deque[_Accepted] = deque()
         self._running: dict[int, _Accepted] = {}  # by ticket: peers and call ids begin anew with each session
         self._tickets = 0
@@ -194,14 +186,19 @@ class NodeMachine:
             return State.GREETED
         if self.paused:
             return State.PAUSED
-        if self.assignment is None or not self._wanted:
+        if self.assignment is None or not self.holdings.wanted:
             return State.OFFERED
-        return State.SERVING if all(s in self.held for s in self._wanted) else State.ASSIGNED
+        return State.SERVING if self.holdings.wanted.keys() <= self.held else State.ASSIGNED
+
+    @property
+    def held(self) -> set[str]:
+        """The slices that are in the kernel."""
+        return self.holdings.held
 
     @property
     def wanted(self) -> tuple[str, ...]:
         """The slices we shall hold, in the order of fetching."""
-        return tuple(self._wanted)
+        return tuple(self.holdings.wanted)
 
     @property
     def running(self) -> int:
@@ -210,29 +207,20 @@ class NodeMachine:
 
     def layer(self, number: int) -> AssignedLayer:
         """An assigned layer; KeyError when it is none."""
-        return self._layers[number]
+        found = self.holdings.layer(number)
+        if found is None:
+            raise KeyError(number)
+        return found
 
     def ready(self) -> dict[int, tuple[int, ...]]:
         """Layer -> experts that can be called now."""
-        layers = {}
-        for layer in self._layers.values():
-            experts = tuple(
-                sorted(e for e, s in layer.experts.items() if s in self.held and s in self._wanted)
-            )
-            if experts:
-                layers[layer.layer] = experts
-        return layers
+        return self.holdings.ready()
 
     def next_timer(self) -> float | None:
         """When `handle_timer` wants to be called, if ever."""
-        times = [t for t in (self._connect_at, self._leave_at) if t is not None]
-        if (
-            self._welcomed_at is not None
-            and not self.paused
-            and len(self._fetching) < self.config.parallel_fetches
-        ):
-            times += [at for slice_id, (_, at) in self._retries.items() if slice_id not in self._fetching]
-        return min(times, default=None)
+        idle = self._welcomed_at is None or self.paused
+        times = (self._connect_at, self._leave_at, None if idle else self.holdings.next_timer())
+        return min((t for t in times if t is not None), default=None)
 
     def handle_timer(self, now: float) -> list[Effect]:
         """Do what is due."""
@@ -262,9 +250,9 @@ class NodeMachine:
             case Assigned():
                 return self._assigned(event.assignment, now)
             case SliceLoaded():
-                return self._slice_loaded(event.slice, now)
+                return self._slice_loaded(event, now)
             case SliceFailed():
-                return self._slice_failed(event.slice, now)
+                return self._slice_failed(event, now)
             case SlicesLost():
                 return self._slices_lost(event.slices, now)
             case DispatchReceived():
@@ -303,6 +291,7 @@ class NodeMachine:
         self.draining = self.asleep = self.paused = False
         self._attempt = 0
         self.kernel = None
+        self.holdings.begin_anew()
         return [TestKernel(), self._connect()]
 
     def _connect(self) -> Connect:
@@ -312,16 +301,28 @@ class NodeMachine:
     def _welcomed(self, now: float) -> list[Effect]:
         self._welcomed_at = now
         self.counters.sessions += 1
+        self.holdings.session_began()
         return self._offer() if self.kernel is not None else []
 
     def _offer(self) -> list[Effect]:
-        effects: list[Effect] = [SendOffer(tuple(sorted(self.held)))]
+        effects = self.offer()
         return effects + [SendPause(True)] if self.paused else effects
 
+    def offer(self) -> list[Effect]:
+        """Say what there is to offer, as soon as that is known."""
+        if self._welcomed_at is None or self.kernel is None:
+            return []
+        self._offered_bytes = self.holdings.pledge_bytes
+        return [SendOffer(tuple(sorted(self.held)), self._offered_bytes)]
+
     def _kernel_tested(self, tested: KernelTested) -> list[Effect]:
-        first = self.kernel is None
-        self.kernel = tested
-        return self._offer() if first and self._welcomed_at is not None else []
+        former, self.kernel = self.kernel, tested
+        if former is None:
+            return self._offer() if self._welcomed_at is not None else []
+        if former.build != tested.build:  # another kernel: what the relay was told is true no longer
+            self.holdings.begin_anew()
+            return self.offer()
+        return [] if 0.5 < tested.gb_per_s / max(former.gb_per_s, 1e-9) < 2.0 else self.offer()
 
     def _kernel_fault(self, reason: str) -> list[Effect]:
         self.kernel = None
@@ -330,7 +331,7 @@ class NodeMachine:
     def _lose_session(self) -> None:
         """Forget what belonged to the session; slices and fetched bytes stay."""
         self.connected = False
-        self._welcomed_at = None
+        self._welcomed_at = self._offered_bytes = None
         self._lose_pairing()
 
     def _lose_pairing(self) -> None:
@@ -386,9 +387,7 @@ class NodeMachine:
         effects: list[Effect] = [SendPause(paused)] if said else []
         if not paused:
             return effects + self._fetch_more(now)
-        effects += [StopFetch(slice_id) for slice_id in sorted(self._fetching)]
-        self._fetching.clear()
-        return effects
+        return effects + self.holdings.stop()
 
     def _leave(self, reason: str, now: float) -> list[Effect]:
         if self.closed_reason is not None:
@@ -417,13 +416,7 @@ class NodeMachine:
         self._lose_session()
         self._connect_at = self._leave_at = None
         self.draining = self.asleep = False
-        effects += [StopFetch(s) for s in sorted(self._fetching)]
-        effects += [FreeSlice(s) for s in sorted(self.held)]
-        self._fetching.clear()
-        self.held.clear()
-        self._retries.clear()
-        self._wanted = {}
-        self._layers = {}
+        effects += self.holdings.clear()
         self.closed_reason = reason
         return effects
 
@@ -431,81 +424,47 @@ class NodeMachine:
 
     def _assigned(self, assignment: Assignment, now: float) -> list[Effect]:
         self.assignment = assignment
-        self._layers = {layer.layer: layer for layer in assignment.layers}
-        self._wanted = self._within_pledge(assignment)
         effects = self._drop_stale_calls(assignment)
-        for slice_id in sorted(self._fetching - self._wanted.keys()):
-            self._fetching.discard(slice_id)
-            effects.append(StopFetch(slice_id))
-        for slice_id in sorted(self.held - self._wanted.keys()):
-            self.held.discard(slice_id)
-            effects.append(FreeSlice(slice_id))
-        self._retries = {s: r for s, r in self._retries.items() if s in self._wanted}
+        effects += self.holdings.assign(assignment.layers, assignment.model_tag)
         self._ready_sent = None
-        return effects + self._announce() + self._fetch_more(now)
-
-    def _within_pledge(self, assignment: Assignment) -> dict[str, FetchSlice]:
-        """The assigned slices in order, up to what the owner pledged; each slice counted once."""
-        wanted: dict[str, FetchSlice] = {}
-        used = 0
-        self.skipped = 0
-        for layer in assignment.layers:
-            for _, slice_id in sorted(layer.experts.items()):
-                if slice_id in wanted:
-                    continue
-                if used + layer.slice_bytes > self.config.memory_bytes:
-                    self.skipped += 1
-                    continue
-                used += layer.slice_bytes
-                wanted[slice_id] = FetchSlice(slice_id, layer.layer, layer.slice_bytes)
-        return wanted
+        return effects + self._pledge() + self._announce(now) + self._fetch_more(now)
 
     def _fetch_more(self, now: float) -> list[Effect]:
-        if self._welcomed_at is None or self.paused:
-            return []
-        effects: list[Effect] = []
-        for slice_id, fetch in self._wanted.items():
-            if len(self._fetching) >= self.config.parallel_fetches:
-                break
-            due = self._retries.get(slice_id, (0, now))[1] <= now
-            if slice_id not in self.held and slice_id not in self._fetching and due:
-                self._fetching.add(slice_id)
-                effects.append(fetch)
-        return effects
+        return [] if self._welcomed_at is None or self.paused else self.holdings.fetch_more(now)
 
-    def _slice_loaded(self, slice_id: str, now: float) -> list[Effect]:
-        if slice_id not in self._fetching:
+    def _pledge(self) -> list[Effect]:
+        """Offer anew when it turned out that less fits than we said."""
+        said, may = self._offered_bytes, self.holdings.pledge_bytes
+        return [] if said is None or said == may else self.offer()
+
+    def _slice_loaded(self, loaded: SliceLoaded, now: float) -> list[Effect]:
+        holdings, slice_id = self.holdings, loaded.slice
+        if slice_id not in holdings.fetching:
             return [] if slice_id in self.held else [FreeSlice(slice_id)]
-        self._fetching.discard(slice_id)
-        self._retries.pop(slice_id, None)
-        self.held.add(slice_id)
-        layers = (layer.experts.values() for layer in self._layers.values())
-        complete = any(
-            slice_id in ids and all(s in self.held or s not in self._wanted for s in ids) for ids in layers
-        )
-        pause = not self._fetching  # nothing more for a while: only repetitions are left
-        return (self._announce() if complete or pause else []) + self._fetch_more(now)
+        effects = holdings.loaded(slice_id, loaded.held_bytes) + self._pledge()
+        pause = not holdings.fetching  # nothing more for a while: only repetitions are left
+        if pause or holdings.complete(slice_id) or now - self._announced_at >= ANNOUNCE_S:
+            effects += self._announce(now)
+        return effects + self._fetch_more(now)
 
-    def _slice_failed(self, slice_id: str, now: float) -> list[Effect]:
-        if slice_id not in self._fetching:
+    def _slice_failed(self, failed: SliceFailed, now: float) -> list[Effect]:
+        if failed.slice not in self.holdings.fetching:
             return []
-        self._fetching.discard(slice_id)
-        failures = self._retries.get(slice_id, (0, now))[0]
-        self._retries[slice_id] = (failures + 1, now + backoff_s(failures, self._random()))
-        return self._announce() + self._fetch_more(now)
+        effects = self.holdings.failed(failed, now)
+        return effects + self._pledge() + self._announce(now) + self._fetch_more(now)
 
     def _slices_lost(self, slices: tuple[str, ...], now: float) -> list[Effect]:
-        self.held.difference_update(slices)
-        return self._announce() + self._fetch_more(now)
+        self.holdings.lost(slices)
+        return self._announce(now) + self._fetch_more(now)
 
-    def _announce(self) -> list[Effect]:
+    def _announce(self, now: float) -> list[Effect]:
         if self.assignment is None or self._welcomed_at is None:
             return []
-        ready = self.ready()
-        if ready == self._ready_sent:
+        ready, refused = self.holdings.ready(), self.holdings.refused()
+        if (ready, refused) == self._ready_sent:
             return []
-        self._ready_sent = ready
-        return [SendReady(self.assignment.epoch, ready)]
+        self._ready_sent, self._announced_at = (ready, refused), now
+        return [SendReady(self.assignment.epoch, ready, refused, self.holdings.why() if refused else "")]
 
     # --- calls
 
@@ -533,7 +492,7 @@ class NodeMachine:
             return "refused", "we are not paired with this peer", None
         if self.paused or self.draining:
             return "refused", "the owner paused this node" if self.paused else "this node is leaving", None
-        layer = self._layers.get(call.layer)
+        layer = self.holdings.layer(call.layer)
         if call.model_tag != assignment.model_tag or layer is None:
             return "not_held", f"layer {call.layer} of model {call.model_tag:08x} is not assigned here", None
         if call.hidden_dim != layer.hidden_dim or call.grid not in layer.grids:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from backbone.errors import ModelError
 from backbone.experts.native import (
     GridOverflow,
     KernelError,
@@ -44,13 +45,17 @@ class LayerWork:
         Read one layer of an Assign.
 
         Raises:
-            ModelError: the formula cannot be read.
+            ModelError: the formula cannot be read, or does not fit the rest.
             FormulaUnsupported: this kernel cannot compute it.
         """
         formula = Formula.from_json(assigned.formula)
         formula.require_supported(assigned.layer)
+        if assigned.slice_bytes != formula.slice_bytes:
+            raise ModelError(f"layer {assigned.layer}: its slices do not have the size of its formula")
         x16 = assigned.grid["x16"]
         exponents = None if x16 is None else np.asarray(x16, np.int32)
+        if exponents is not None and exponents.shape != (formula.hidden_dim,):
+            raise ModelError(f"layer {assigned.layer}: its grid does not have the width of its formula")
         return cls(assigned.layer, formula, int(assigned.grid["x32"]), exponents)
 
     @property

@@ -162,7 +162,7 @@ export class NodeClient {
   /** @param {{battery: number|null, metered: boolean}} power */
   setPower(power) {
     this.power = power;
-    if (this.session?.state === 'ready') this.carryOut([{ type: 'SendOffer', inventory: [...this.machine.held].sort() }]);
+    this.carryOut(this.machine.offer());
     this.flush();
   }
 
@@ -234,8 +234,13 @@ export class NodeClient {
         case 'TestKernel': this.host.testKernel(); break;
         case 'Connect': this.connect(effect.resume); break;
         case 'Disconnect': this.disconnect(effect.code, effect.reason); break;
-        case 'SendOffer': this.offer(effect.inventory); break;
-        case 'SendReady': this.live()?.sendSliceReady(effect.epoch, effect.experts); break;
+        case 'SendOffer': this.offer(effect.inventory, effect.memoryBytes); break;
+        case 'SendReady': {
+          const { epoch, experts, refused, why } = effect;
+          const any = Object.keys(refused).length > 0;
+          this.live()?.sendSliceReady(epoch, experts, any ? refused : undefined, why.slice(0, 300));
+          break;
+        }
         case 'SendPause': this.live()?.sendPause(effect.paused); break;
         case 'SendBye': this.live()?.sendBye(effect.reason, effect.code); break;
       }
@@ -247,11 +252,11 @@ export class NodeClient {
     return this.session !== null && this.session.closed === null ? this.session : null;
   }
 
-  /** @param {string[]} held */
-  offer(held) {
+  /** @param {string[]} held @param {number} memoryBytes */
+  offer(held, memoryBytes) {
     this.live()?.sendOffer({
       kernel: this.host.kernel?.build ?? '',
-      memoryBytes: this.refusing ? 0 : this.options.memoryBytes,
+      memoryBytes: this.refusing ? 0 : memoryBytes,
       gbPerS: this.machine.kernel?.gbPerS ?? 0,
       battery: this.power.battery,
       metered: this.power.metered,
@@ -407,7 +412,7 @@ export class NodeClient {
     const looked = sealing.refusal(assign).then((why) => {
       if ((why !== null) !== this.refusing) {
         this.refusing = why !== null;
-        this.offer([...this.machine.held].sort());
+        this.carryOut(this.machine.offer());
       }
       if (why === null) {
         begin();
@@ -437,26 +442,35 @@ export class NodeClient {
     this.passage?.hold(agreed);
   }
 
-  /** Keep the layers this kernel can compute; name the others. @param {import('./wire/messages.js').Assign} assign */
+  /** What this kernel needs of each layer; one that it cannot compute is named and refused. @param {import('./wire/messages.js').Assign} assign */
   assignmentOf(assign) {
-    const layers = assign.layers.filter((layer) => {
-      const why = refusal(layer.formula) ?? this.host.kernel?.refusal?.(layer.formula) ?? null;
-      if (why !== null) this.fault(`layer ${layer.layer} is not served: ${why}`);
-      return why === null;
-    });
-    this.host.assigned = new Map(layers.map((layer) => [layer.layer, layer]));
-    return {
-      epoch: assign.epoch,
-      peer: assign.peer,
-      modelTag: assign.model === null ? 0 : modelTag(assign.model),
-      layers: layers.map((layer) => ({
+    const layers = assign.layers.map((layer) => {
+      const why = this.refusalOf(layer);
+      if (why) this.fault(`layer ${layer.layer} is not served: ${why}`);
+      return {
         layer: layer.layer,
         experts: layer.experts,
         sliceBytes: layer.sliceBytes,
         hiddenDim: layer.formula.hidden_dim,
         grids: layer.grid.x16 === null ? [0] : [0, 1],
-      })),
-    };
+        ...(why ? { refusal: why } : {}),
+      };
+    });
+    const refused = new Set(layers.filter(({ refusal: why }) => why).map(({ layer }) => layer));
+    this.host.assigned = new Map(assign.layers.filter(({ layer }) => !refused.has(layer)).map((layer) => [layer.layer, layer]));
+    const tag = assign.model === null ? 0 : modelTag(assign.model);
+    return { epoch: assign.epoch, peer: assign.peer, modelTag: tag, layers };
+  }
+
+  /** Why a layer cannot be computed here; a relay may say anything, and that ends no session. @param {import('./wire/messages.js').AssignLayer} layer */
+  refusalOf({ formula, grid }) {
+    try {
+      const width = grid.x16 !== null && grid.x16.length !== formula.hidden_dim;
+      if (width) return 'its grid does not have the width of its formula';
+      return refusal(formula) ?? this.host.kernel?.refusal?.(formula) ?? '';
+    } catch (error) {
+      return messageOf(error) || 'its formula cannot be read';
+    }
   }
 
   /** @param {string} message */

@@ -6,11 +6,14 @@
  * the scenarios in `tests/vectors/node_machine.json` bind both machines.
  */
 
+import { backoffS, Holdings } from './holdings.js';
+
+export { backoffS };
+
 export const PARALLEL_FETCHES = 4;
 export const QUEUE_CALLS = 64;
-export const RETRY_BASE_S = 0.5;
-export const RETRY_CAP_S = 30;
 export const RECONNECT_CAP_S = 3; // a relay that is back has its nodes and backbones again before anybody gives up
+export const ANNOUNCE_S = 2; // while slices come in, those that can be called are told so often
 export const SETTLED_S = 5; // a session that lasted this long starts the next backoff from the beginning
 export const LEAVE_GRACE_S = 1.2; // accepted calls get this long before Bye
 export const GOING_AWAY = 1001; // RFC 6455 §7.4.1
@@ -35,6 +38,7 @@ export const OVERLOADED = 4429; // come back slowly
  * @property {number} sliceBytes
  * @property {number} hiddenDim
  * @property {number[]} grids
+ * @property {string} [refusal]  why this kernel cannot compute it, if it cannot
  * @property {any} [body]  the driver's
  *
  * @typedef {{epoch: number, peer: number, modelTag: number, layers: AssignedLayer[]}} Assignment
@@ -56,8 +60,8 @@ export const OVERLOADED = 4429; // come back slowly
  *   | {type: 'KernelTested', build: string, gbPerS: number}
  *   | {type: 'KernelFault', reason: string}
  *   | {type: 'Assigned', assignment: Assignment}
- *   | {type: 'SliceLoaded', slice: string}
- *   | {type: 'SliceFailed', slice: string, reason: string}
+ *   | {type: 'SliceLoaded', slice: string, heldBytes?: number}
+ *   | {type: 'SliceFailed', slice: string, reason: string, kind?: import('./holdings.js').FailureKind, progress?: boolean}
  *   | {type: 'SlicesLost', slices: string[]}
  *   | {type: 'DispatchReceived', call: Call}
  *   | {type: 'CancelReceived', peer: number, callId: number|bigint}
@@ -72,8 +76,8 @@ export const OVERLOADED = 4429; // come back slowly
  * @typedef {{type: 'TestKernel'} | FetchSlice
  *   | {type: 'Connect', resume: boolean}
  *   | {type: 'Disconnect', code: number, reason: string}
- *   | {type: 'SendOffer', inventory: string[]}
- *   | {type: 'SendReady', epoch: number, experts: Record<string, number[]>}
+ *   | {type: 'SendOffer', inventory: string[], memoryBytes: number}
+ *   | {type: 'SendReady', epoch: number, experts: Record<string, number[]>, refused: Record<string, number[]>, why: string}
  *   | {type: 'SendPause', paused: boolean}
  *   | {type: 'SendBye', code: number, reason: string}
  *   | {type: 'StopFetch', slice: string}
@@ -86,16 +90,6 @@ export const OVERLOADED = 4429; // come back slowly
  * @typedef {{memoryBytes: number, threads: number, queueCalls: number, parallelFetches: number}} NodeConfig
  * @typedef {{call: Call, expiresAt: number|null, cancelled: boolean}} Accepted
  */
-
-/**
- * Wait before try `attempt` (0 = first repetition): exponential, capped, the upper half random.
- * @param {number} attempt
- * @param {number} jitter in [0, 1)
- * @param {number} [capS]
- */
-export function backoffS(attempt, jitter, capS = RETRY_CAP_S) {
-  return Math.min(capS, RETRY_BASE_S * 2 ** Math.min(attempt, 10)) * (0.5 + 0.5 * jitter);
-}
 
 /** Wait before connecting again after a session, or a try, that ended with `code`. @param {number} code @param {number} attempt @param {number} jitter */
 export function reconnectS(code, attempt, jitter) {
@@ -122,9 +116,7 @@ export class NodeMachine {
     this.draining = false;
     /** @type {Assignment|null} */
     this.assignment = null;
-    /** @type {Set<string>} */
-    this.held = new Set();
-    this.skipped = 0; // assigned slices beyond the pledge
+    this.holdings = new Holdings(this.config.memoryBytes, this.config.parallelFetches, random);
     this.random = random;
     /** @type {number|null} */
     this.welcomedAt = null;
@@ -134,14 +126,9 @@ export class NodeMachine {
     this.leaveAt = null;
     this.reconnectAfterS = 0;
     this.attempt = 0;
-    /** @type {Map<string, FetchSlice>} in the order of fetching */
-    this.wanted = new Map();
-    /** @type {Set<string>} */
-    this.fetching = new Set();
-    /** @type {Map<string, {failures: number, at: number}>} */
-    this.retries = new Map();
-    /** @type {Map<number, AssignedLayer>} */
-    this.layers = new Map();
+    /** @type {number|null} in this session */
+    this.offeredBytes = null;
+    this.announcedAt = 0;
     /** @type {string|null} */
     this.readySent = null;
     /** @type {Accepted[]} */
@@ -164,23 +151,25 @@ export class NodeMachine {
     return [...this.wanted.keys()].every((s) => this.held.has(s)) ? 'SERVING' : 'ASSIGNED';
   }
 
+  /** The slices that are in the kernel. */
+  get held() {
+    return this.holdings.held;
+  }
+
+  /** The slices we shall hold, in the order of fetching. */
+  get wanted() {
+    return this.holdings.wanted;
+  }
+
   /** Layer -> experts that can be called now. @returns {Record<string, number[]>} */
   ready() {
-    /** @type {Record<string, number[]>} */
-    const layers = {};
-    for (const layer of this.layers.values()) {
-      const experts = expertsOf(layer).filter(([, s]) => this.held.has(s) && this.wanted.has(s)).map(([e]) => e);
-      if (experts.length) layers[layer.layer] = experts;
-    }
-    return layers;
+    return this.holdings.ready();
   }
 
   /** When `handleTimer` wants to be called, if ever. @returns {number|null} */
   nextTimer() {
-    const times = [this.connectAt, this.leaveAt].filter((t) => t !== null);
-    if (this.welcomedAt !== null && !this.paused && this.fetching.size < this.config.parallelFetches) {
-      for (const [slice, { at }] of this.retries) if (!this.fetching.has(slice)) times.push(at);
-    }
+    const idle = this.welcomedAt === null || this.paused;
+    const times = [this.connectAt, this.leaveAt, idle ? null : this.holdings.nextTimer()].filter((t) => t !== null);
     return times.length ? Math.min(...times) : null;
   }
 
@@ -208,8 +197,8 @@ export class NodeMachine {
       case 'KernelFault': return this.kernelFault(event.reason);
       case 'Welcomed': return this.welcomed(now);
       case 'Assigned': return this.assigned(event.assignment, now);
-      case 'SliceLoaded': return this.sliceLoaded(event.slice, now);
-      case 'SliceFailed': return this.sliceFailed(event.slice, now);
+      case 'SliceLoaded': return this.sliceLoaded(event, now);
+      case 'SliceFailed': return this.sliceFailed(event, now);
       case 'SlicesLost': return this.slicesLost(event.slices, now);
       case 'DispatchReceived': return this.dispatch(event.call, now);
       case 'CancelReceived': return this.cancel(event.peer, event.callId, now);
@@ -239,6 +228,7 @@ export class NodeMachine {
     this.draining = this.asleep = this.paused = false;
     this.attempt = 0;
     this.kernel = null;
+    this.holdings.beginAnew();
     return [{ type: 'TestKernel' }, this.connect()];
   }
 
@@ -252,22 +242,35 @@ export class NodeMachine {
   welcomed(now) {
     this.welcomedAt = now;
     this.counters.sessions += 1;
-    return this.kernel !== null ? this.offer() : [];
+    this.holdings.sessionBegan();
+    return this.kernel !== null ? this.greet() : [];
   }
 
   /** @returns {Effect[]} */
-  offer() {
-    /** @type {Effect[]} */
-    const effects = [{ type: 'SendOffer', inventory: [...this.held].sort() }];
+  greet() {
+    const effects = this.offer();
     if (this.paused) effects.push({ type: 'SendPause', paused: true });
     return effects;
   }
 
+  /** What there is to offer, as soon as that is known. @returns {Effect[]} */
+  offer() {
+    if (this.welcomedAt === null || this.kernel === null) return [];
+    this.offeredBytes = this.holdings.pledgeBytes;
+    return [{ type: 'SendOffer', inventory: [...this.held].sort(), memoryBytes: this.offeredBytes }];
+  }
+
   /** @param {{build: string, gbPerS: number}} tested @returns {Effect[]} */
   kernelTested({ build, gbPerS }) {
-    const first = this.kernel === null;
+    const former = this.kernel;
     this.kernel = { build, gbPerS };
-    return first && this.welcomedAt !== null ? this.offer() : [];
+    if (former === null) return this.welcomedAt !== null ? this.greet() : [];
+    if (former.build !== build) { // another kernel: what the relay was told is true no longer
+      this.holdings.beginAnew();
+      return this.offer();
+    }
+    const ratio = gbPerS / Math.max(former.gbPerS, 1e-9);
+    return ratio > 0.5 && ratio < 2 ? [] : this.offer();
   }
 
   /** @param {string} reason @returns {Effect[]} */
@@ -279,7 +282,7 @@ export class NodeMachine {
   /** Forget what belonged to the session; slices and fetched bytes stay. */
   loseSession() {
     this.connected = false;
-    this.welcomedAt = null;
+    this.welcomedAt = this.offeredBytes = null;
     this.losePairing();
   }
 
@@ -338,9 +341,7 @@ export class NodeMachine {
     /** @type {Effect[]} */
     const effects = said ? [{ type: 'SendPause', paused }] : [];
     if (!paused) return [...effects, ...this.fetchMore(now)];
-    for (const slice of [...this.fetching].sort()) effects.push({ type: 'StopFetch', slice });
-    this.fetching.clear();
-    return effects;
+    return [...effects, ...this.holdings.stop()];
   }
 
   /** @param {string} reason @param {number} now @returns {Effect[]} */
@@ -374,13 +375,7 @@ export class NodeMachine {
     this.loseSession();
     this.connectAt = this.leaveAt = null;
     this.draining = this.asleep = false;
-    for (const slice of [...this.fetching].sort()) effects.push({ type: 'StopFetch', slice });
-    for (const slice of [...this.held].sort()) effects.push({ type: 'FreeSlice', slice });
-    this.fetching.clear();
-    this.held.clear();
-    this.retries.clear();
-    this.wanted.clear();
-    this.layers.clear();
+    effects.push(...this.holdings.clear());
     this.closedReason = reason;
     return effects;
   }
@@ -390,93 +385,55 @@ export class NodeMachine {
   /** @param {Assignment} assignment @param {number} now @returns {Effect[]} */
   assigned(assignment, now) {
     this.assignment = assignment;
-    this.layers = new Map(assignment.layers.map((layer) => [layer.layer, layer]));
-    this.wanted = this.withinPledge(assignment);
     const effects = this.dropStaleCalls(assignment);
-    for (const slice of [...this.fetching].filter((s) => !this.wanted.has(s)).sort()) {
-      this.fetching.delete(slice);
-      effects.push({ type: 'StopFetch', slice });
-    }
-    for (const slice of [...this.held].filter((s) => !this.wanted.has(s)).sort()) {
-      this.held.delete(slice);
-      effects.push({ type: 'FreeSlice', slice });
-    }
-    for (const slice of [...this.retries.keys()]) if (!this.wanted.has(slice)) this.retries.delete(slice);
+    effects.push(...this.holdings.assign(assignment.layers, assignment.modelTag));
     this.readySent = null;
-    return [...effects, ...this.announce(), ...this.fetchMore(now)];
-  }
-
-  /** The assigned slices in order, up to what the owner pledged; each slice counted once. @param {Assignment} assignment */
-  withinPledge(assignment) {
-    /** @type {Map<string, FetchSlice>} */
-    const wanted = new Map();
-    let used = 0;
-    this.skipped = 0;
-    for (const layer of assignment.layers) {
-      for (const [, slice] of expertsOf(layer)) {
-        if (wanted.has(slice)) continue;
-        if (used + layer.sliceBytes > this.config.memoryBytes) {
-          this.skipped += 1;
-          continue;
-        }
-        used += layer.sliceBytes;
-        wanted.set(slice, { type: 'FetchSlice', slice, layer: layer.layer, sizeBytes: layer.sliceBytes });
-      }
-    }
-    return wanted;
+    return [...effects, ...this.pledge(), ...this.announce(now), ...this.fetchMore(now)];
   }
 
   /** @param {number} now @returns {Effect[]} */
   fetchMore(now) {
-    if (this.welcomedAt === null || this.paused) return [];
-    /** @type {Effect[]} */
-    const effects = [];
-    for (const [slice, fetch] of this.wanted) {
-      if (this.fetching.size >= this.config.parallelFetches) break;
-      const due = (this.retries.get(slice)?.at ?? now) <= now;
-      if (!this.held.has(slice) && !this.fetching.has(slice) && due) {
-        this.fetching.add(slice);
-        effects.push(fetch);
-      }
-    }
-    return effects;
+    return this.welcomedAt === null || this.paused ? [] : this.holdings.fetchMore(now);
   }
 
-  /** @param {string} slice @param {number} now @returns {Effect[]} */
-  sliceLoaded(slice, now) {
-    if (!this.fetching.has(slice)) return this.held.has(slice) ? [] : [{ type: 'FreeSlice', slice }];
-    this.fetching.delete(slice);
-    this.retries.delete(slice);
-    this.held.add(slice);
-    const complete = [...this.layers.values()].map((layer) => Object.values(layer.experts))
-      .some((ids) => ids.includes(slice) && ids.every((s) => this.held.has(s) || !this.wanted.has(s)));
-    const pause = this.fetching.size === 0; // nothing more for a while: only repetitions are left
-    return [...(complete || pause ? this.announce() : []), ...this.fetchMore(now)];
+  /** Offer anew when it turned out that less fits than we said. @returns {Effect[]} */
+  pledge() {
+    return this.offeredBytes === null || this.offeredBytes === this.holdings.pledgeBytes ? [] : this.offer();
   }
 
-  /** @param {string} slice @param {number} now @returns {Effect[]} */
-  sliceFailed(slice, now) {
-    if (!this.fetching.has(slice)) return [];
-    this.fetching.delete(slice);
-    const failures = this.retries.get(slice)?.failures ?? 0;
-    this.retries.set(slice, { failures: failures + 1, at: now + backoffS(failures, this.random()) });
-    return [...this.announce(), ...this.fetchMore(now)];
+  /** @param {{slice: string, heldBytes?: number}} loaded @param {number} now @returns {Effect[]} */
+  sliceLoaded({ slice, heldBytes = 0 }, now) {
+    const { holdings } = this;
+    if (!holdings.fetching.has(slice)) return this.held.has(slice) ? [] : [{ type: 'FreeSlice', slice }];
+    const effects = [...holdings.loaded(slice, heldBytes), ...this.pledge()];
+    const pause = holdings.fetching.size === 0; // nothing more for a while: only repetitions are left
+    if (pause || holdings.complete(slice) || now - this.announcedAt >= ANNOUNCE_S) effects.push(...this.announce(now));
+    return [...effects, ...this.fetchMore(now)];
+  }
+
+  /** @param {Parameters<Holdings['failed']>[0]} failed @param {number} now @returns {Effect[]} */
+  sliceFailed(failed, now) {
+    if (!this.holdings.fetching.has(failed.slice)) return [];
+    return [...this.holdings.failed(failed, now), ...this.pledge(), ...this.announce(now), ...this.fetchMore(now)];
   }
 
   /** @param {string[]} slices @param {number} now @returns {Effect[]} */
   slicesLost(slices, now) {
-    for (const slice of slices) this.held.delete(slice);
-    return [...this.announce(), ...this.fetchMore(now)];
+    this.holdings.lost(slices);
+    return [...this.announce(now), ...this.fetchMore(now)];
   }
 
-  /** @returns {Effect[]} */
-  announce() {
+  /** @param {number} now @returns {Effect[]} */
+  announce(now) {
     if (this.assignment === null || this.welcomedAt === null) return [];
     const experts = this.ready();
-    const text = JSON.stringify(experts);
+    const refused = this.holdings.refused();
+    const text = JSON.stringify([experts, refused]);
     if (text === this.readySent) return [];
     this.readySent = text;
-    return [{ type: 'SendReady', epoch: this.assignment.epoch, experts }];
+    this.announcedAt = now;
+    const why = Object.keys(refused).length ? this.holdings.why() : '';
+    return [{ type: 'SendReady', epoch: this.assignment.epoch, experts, refused, why }];
   }
 
   // --- calls
@@ -502,7 +459,7 @@ export class NodeMachine {
     if (this.paused || this.draining) {
       return ['refused', this.paused ? 'the owner paused this node' : 'this node is leaving', null];
     }
-    const layer = this.layers.get(call.layer);
+    const layer = this.holdings.layers.get(call.layer);
     if (call.modelTag !== assignment.modelTag || layer === undefined) {
       const tag = call.modelTag.toString(16).padStart(8, '0');
       return ['not_held', `layer ${call.layer} of model ${tag} is not assigned here`, null];
@@ -600,12 +557,6 @@ export class NodeMachine {
     if (code === 'kernel_fault') effects.push({ type: 'TestKernel' }); // the call or the kernel? a failed test ends this node
     return [...effects, ...this.computeMore(now)];
   }
-}
-
-/** Experts in the order of their numbers. @param {AssignedLayer} layer @returns {[number, string][]} */
-function expertsOf(layer) {
-  return Object.entries(layer.experts).map(([e, s]) => /** @type {[number, string]} */ ([Number(e), s]))
-    .sort(([a], [b]) => a - b);
 }
 
 /** @param {Call} call @param {number} peer @param {number|bigint} callId */

@@ -100,6 +100,7 @@ class NodeRecord:
     inventory: frozenset[str]  # slices it holds, of whatever model
     paused: bool = False
     told: Assign | None = None  # the last Assign it got
+    told_kernel: str = ""  # which kernel it had then
     former: str | None = None  # id of the backbone it worked for when its last session broke
     # The pairing: all change together when the node is paired anew.
     backbone: int | None = None  # handle

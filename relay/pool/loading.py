@@ -56,6 +56,10 @@ class Loading:
             self._since = now
         self._held_bytes, self._missing_bytes = held_bytes, missing_bytes
 
+    def resumed(self, paused_s: float) -> None:
+        """It was paused for so long, and loaded nothing meanwhile."""
+        self._since += paused_s
+
     def progressed(self, held_bytes: int, missing_bytes: int, slice_bytes: int, now: float) -> bool:
         """It said what it holds. Returns whether that changes what may be given to it."""
         before = self.doubted, self.trusted_bytes

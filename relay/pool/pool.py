@@ -42,7 +42,7 @@ class Told:
 PIECE_EXPERTS = 50_000  # in one Peers, some 300 KB
 
 # What settling decides of a node, all else is what it said: `adopt` takes these over. `inventory` is both.
-DECIDED = ("backbone", "epoch", "desired", "ready", "told", "listed")
+DECIDED = ("backbone", "epoch", "desired", "ready", "told", "told_kernel", "listed")
 _decided = attrgetter(*DECIDED)
 
 
@@ -135,7 +135,7 @@ class Pool:
                 made.former, made.desired, made.loading = back.former, back.desired, back.loading
         else:
             if offer.kernel != node.offer.kernel:  # which may take what the former one refused
-                node.refused, node.told = frozenset(), None
+                node.refused = frozenset()
             node.offer, node.inventory = offer, frozenset(offer.inventory)
         self._placement_changed = True
 
@@ -166,6 +166,8 @@ class Pool:
         if not paused and node.set_aside:
             node.set_aside = False
             self._placement_changed = True
+        if node.paused and not paused:
+            node.loading.resumed(now - node.paused_at)
         node.paused = paused
         self._peers_changed = True
 
@@ -181,7 +183,7 @@ class Pool:
             if node.paused and not node.set_aside and now - node.paused_at >= PAUSE_S:
                 node.set_aside = self._placement_changed = True
             catalogue = self.backbones[node.backbone].catalogue
-            if not node.loading.due(catalogue.largest_bytes, now):
+            if node.paused or not node.loading.due(catalogue.largest_bytes, now):
                 continue
             missing = node.desired - node.ready - node.refused
             starved = any(awaited(catalogue.slices[unit]) for unit in missing)
@@ -318,8 +320,10 @@ class Pool:
             if node.node_id in self.away:
                 node.desired = desired
                 continue
-            if node.told is not None and node.told.epoch == node.epoch and desired == node.desired:
+            same = node.told_kernel == node.offer.kernel and desired == node.desired
+            if node.told is not None and node.told.epoch == node.epoch and same:
                 continue
+            node.told_kernel = node.offer.kernel
             node.desired = desired
             node.inventory &= catalogue.slices_of(desired)  # it drops the rest
             node.told = catalogue.assign(placement[node.node_id], node.epoch, backbone.handle, backbone.seal)

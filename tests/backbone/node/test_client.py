@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import pytest
@@ -240,19 +241,32 @@ async def test_node_holds_no_more_than_it_pledged() -> None:
         assert client.status().held_bytes == two
 
 
-async def test_node_does_not_serve_a_formula_it_does_not_know() -> None:
-    async with FakeRelay(MODEL.by_id) as relay, node(relay):
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        ({"activation": "unheard-of"}, "activation is 'unheard-of'"),
+        ({"up_type": 99}, "weight format 99"),
+        ({"hidden_dim": 33}, "33 columns"),
+        ({"expert_dim": 1 << 20}, "size of its formula"),
+        ({"activation": "situ", "alpha": -1.0}, "alpha -1.0"),
+    ],
+)
+async def test_node_says_what_it_cannot_compute_and_serves_the_rest(odd: dict[str, Any], why: str) -> None:
+    async with FakeRelay(MODEL.by_id) as relay, node(relay) as client:
         await relay.hear(messages.Offer)
         assign = MODEL.assign({0: [0], 1: [0]})
-        odd = dict(assign.layers[0].formula, activation="unheard-of")
-        first = messages.AssignLayer(
-            0, odd, assign.layers[0].grid, assign.layers[0].slice_bytes, {0: MODEL.ids[0][0]}
+        layer = assign.layers[0]
+        refused = messages.AssignLayer(
+            0, layer.formula | odd, layer.grid, layer.slice_bytes, {0: MODEL.ids[0][0]}
         )
-        layers = (first, assign.layers[1])
+        layers = (refused, assign.layers[1])
         await relay.say(
             lambda session: session.send_assign(messages.Assign(1, 9, MODEL.manifest.model, layers))
         )
-        await ready(relay, {1: [0]})
+        while not (heard := await relay.hear(messages.SliceReady)).experts:
+            pass
+        assert (heard.experts, heard.refused) == ({1: (0,)}, {0: (0,)}) and why in heard.why
+        assert client.machine.counters.sessions == 1 and MODEL.ids[0][0] not in relay.served
 
 
 async def test_large_call_is_computed_in_a_thread_while_the_loop_goes_on() -> None:
