@@ -4,7 +4,7 @@ PY = $(VENV)/bin/python
 JSON ?=
 JSON_FLAG = $(if $(JSON),--json $(JSON),)
 
-.PHONY: help setup demo check test test-js pyodide test-pyodide oracles e2e bench bench-kernel bench-relay bench-wire bench-floor bench-llama-cpp bench-nat bench-paths clean
+.PHONY: help setup demo check test test-js pyodide test-pyodide oracles e2e bench bench-kernel bench-relay bench-wire bench-floor bench-llama-cpp bench-nat bench-paths bench-stragglers clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -60,6 +60,9 @@ bench-nat: setup  ## which pairs of NATs end direct, which relayed (Linux, root,
 
 bench-paths: setup  ## message round trips over each lane (Linux, root, nftables)
 	$(PY) bench/bench_paths.py $(JSON_FLAG)
+
+bench-stragglers: setup  ## what slow nodes cost an answer (ARGS="--kinds thin --counts 1 4 --offload always")
+	$(PY) bench/bench_stragglers.py $(JSON_FLAG) $(ARGS)
 
 clean:           ## remove what was built
 	rm -rf relay/_built backbone/_built dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

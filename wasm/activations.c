@@ -79,6 +79,7 @@ int32_t arrange_q8(const uint8_t *scales, const int8_t *ints, size_t cols, Activ
         float scale;
         __builtin_memcpy(&scale, scales + 4 * b, 4);
         if (!f32_is_finite(scale)) return EXPERT_NON_FINITE;
+        if (scale < 0) return EXPERT_BAD_VALUE;
         if (kind == WANTS_Q8A32)
             arrange_block32(scale, ints + b * block, (Block32 *)(void *)out + b);
         else

@@ -32,7 +32,7 @@ enum expert_error {
     EXPERT_UNSUPPORTED_FORMULA = -5, // activation, clamp or position: not implemented
     EXPERT_BAD_INDEX = -6,           // a pick names an expert that was not passed
     EXPERT_ENCODING_MISMATCH = -7,   // x in blocks that gate or up do not want; send f32 or f16
-    EXPERT_BAD_VALUE = -8,           // an int of -128, a wild exponent, an unknown encoding or grid
+    EXPERT_BAD_VALUE = -8,           // an int of -128, a scale below 0, a wild exponent, an unknown encoding or grid
     EXPERT_NOT_PACKED = -9,          // packed for another formula, by another build, or not at all
     EXPERT_SCRATCH_TOO_SMALL = -10,  // ask expert_scratch_bytes() first
     EXPERT_SELF_TEST_FAILED = -11,   // this machine does not keep the contract; it must not serve

@@ -139,7 +139,8 @@ class NodeRecord:
         self.largest_bytes = max(self.largest_bytes, size.num_bytes)
         self.answers += 1
         self.answered_at, self.suspended_until, self.proved = now, 0.0, True
-        if late:
+        if late:  # it is not silent, and the next estimate knows how slow it is
+            self.misses = max(0, self.misses - 1)
             return
         self.misses = 0
         self._in_time += 1
@@ -201,8 +202,10 @@ class NodeRecord:
         if mean is None or line is None:
             return float("inf")
         usual_s = max(mean.network_s + mean.compute_s, 1e-6)
-        longest_s = line.at(size) * max(1.0, mean.longest_s / usual_s)
-        return max(self.policy.factor * longest_s, floor_s) * exp2(-self.misses)
+        expected_s = line.at(size)
+        longest_s = expected_s * max(1.0, mean.longest_s / usual_s)
+        patience_s = max(self.policy.factor * longest_s, floor_s) * exp2(-self.misses)
+        return max(patience_s, expected_s)  # with less, it need not be asked at all
 
     def p95_s(self, size: Size) -> float | None:
         """Give the longest that an answer of this size usually takes: when to hedge."""

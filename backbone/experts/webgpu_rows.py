@@ -35,8 +35,11 @@ def decoded(rows: Buffer, encoding: int, num_tokens: int, dim: int, block: int) 
     if data.shape[1] != -(-size // 4) * 4:
         raise BadCall(-3, f"rows of {data.shape[1]} bytes")
     words = np.ascontiguousarray(data[:, :size]).view(np.uint32)
-    if not np.isfinite(words[:, : dim // block].view(np.float32)).all():
+    scales = words[:, : dim // block].view(np.float32)
+    if not np.isfinite(scales).all():
         raise NonFinite(-1, "x")
+    if (scales < 0).any():
+        raise BadCall(-8, "dispatch refused")
     if (data[:, dim // block * 4 : size].view(np.int8) == -128).any():
         raise BadCall(-8, "dispatch refused")
     return words

@@ -7,6 +7,7 @@ import { CallRefused } from '../src/errors.js';
 import { Heap } from '../src/kernels/heap.js';
 import { KernelMemoryFull } from '../src/kernels/kernel.js';
 import { WasmKernel } from '../src/kernels/wasm.js';
+import { encodeX, XEncoding } from '../src/wire/tensors.js';
 
 const ROOT = new URL('../../', import.meta.url);
 const VECTORS = JSON.parse(readFileSync(new URL('tests/vectors/kernel.json', ROOT), 'utf8'));
@@ -153,6 +154,10 @@ test('wrong calls are refused by name', () => {
   assert.throws(() => kernel.answer({ ...call, layerExponents: -100 }), refusedAs('grid_overflow'));
   assert.throws(() => kernel.answer({ ...call, grid: 1 }), refusedAs('bad_frame'));
   assert.throws(() => kernel.answer({ ...call, encoding: 9 }), refusedAs('bad_frame'));
+  const blocks = { ...call, encoding: XEncoding.Q8A32, x: encodeX(floats(vector.x), vector.formula.hidden_dim, XEncoding.Q8A32) };
+  assert.deepEqual(kernel.answer(blocks), kernel.answer(call));
+  new DataView(blocks.x.buffer).setFloat32(0, -1e-45, true);
+  assert.throws(() => kernel.answer(blocks), refusedAs('bad_frame'), 'a scale below 0');
   assert.throws(() => kernel.pack(vector.formula, bytes(vector.slices[0]).subarray(1)), refusedAs('bad_frame'));
   assert.throws(() => kernel.pack({ ...vector.formula, activation: 'gelu', limit: 7 }, bytes(vector.slices[0])), refusedAs('bad_frame'));
   const slice = bytes(vector.slices[0]);

@@ -10,7 +10,7 @@ const ERRORS = /** @type {Record<number, [string, string]>} */ ({
   [-5]: ['bad_frame', 'formula not supported yet'],
   [-6]: ['bad_frame', 'a pick names an expert that was not passed'],
   [-7]: ['bad_frame', 'x is in int8 blocks of another size than gate or up want; send f32 or f16'],
-  [-8]: ['bad_frame', 'a value out of range (an activation of -128, an exponent, an unknown encoding or grid)'],
+  [-8]: ['bad_frame', 'a value out of range (an activation of -128, a scale below 0, an exponent, an unknown encoding or grid)'],
   [-9]: ['bad_frame', 'an expert was packed for another formula'],
   [-10]: ['kernel_fault', 'scratch memory too small'],
   [-11]: ['kernel_fault', 'the known-answer test gave another answer; this device must not serve'],

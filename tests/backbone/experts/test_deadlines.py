@@ -66,19 +66,29 @@ def test_a_mean_counts_tails() -> None:
 
 def test_each_late_answer_halves_the_next_patience() -> None:
     node = record()
-    for _ in range(4):
-        node.answered(TOKEN, 0.1, 0.0, 10.0)
+    for i in range(WINDOW):
+        node.answered(TOKEN, 0.8 if i == 0 else 0.1, 0.0, 10.0)
     waits = [node.patience_s(TOKEN, 0.0)]
     for _ in range(3):
         node.missed()
         waits.append(node.patience_s(TOKEN, 0.0))
-    assert waits == pytest.approx([0.15, 0.075, 0.0375, 0.01875])
+    assert waits == pytest.approx([1.2, 0.6, 0.3, 0.1875])  # its mean: with less, do not ask at all
     assert not node.usable(10.0)  # it owes three answers
     for _ in range(3):
         node.closed(TOKEN, late=True)
     assert node.usable(10.0) and node.failures == 0
     node.answered(TOKEN, 0.1, 0.0, 11.0)
-    assert node.patience_s(TOKEN, 0.0) == pytest.approx(0.15)
+    assert node.misses == 0 and node.patience_s(TOKEN, 0.0) == pytest.approx(0.15)  # and that one is past
+
+
+def test_late_answers_that_come_do_not_drive_the_patience_to_nothing() -> None:
+    node = record()
+    node.answered(TOKEN, 0.1, 0.0, 10.0)
+    for _ in range(20):
+        node.missed()
+        node.closed(TOKEN, late=True)
+        node.answered(TOKEN, 0.3, 0.0, 10.0, late=True)
+    assert node.misses <= 1 and node.patience_s(TOKEN, 0.0) >= 0.3
 
 
 def test_an_answer_that_never_came_is_remembered_as_that_long_and_an_answer_clears_it() -> None:

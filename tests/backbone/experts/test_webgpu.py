@@ -218,6 +218,9 @@ def test_rows_that_travel_encoded_are_the_rows_we_would_make(block: int, encodin
     ours = arranged(x, block)
     assert np.array_equal(decoded(encode_x(x, encoding), encoding, 3, 512, block), ours)
     assert np.array_equal(decoded(x.tobytes(), XEncoding.F32, 3, 512, block), ours)
+    negative = np.float32(-1e-45).tobytes() + encode_x(x, encoding)[4:]
+    with pytest.raises(BadCall):
+        decoded(negative, encoding, 3, 512, block)
 
 
 def test_many_workgroups_stand_in_several_rows() -> None:

@@ -130,7 +130,13 @@ async def test_node_refuses_non_finite_weights_and_corrupt_dispatches_by_name_an
         await relay.send(Frame(FrameType.DISPATCH, payload, 9, 2, 1))
         failure = failure_of(await relay.hear_call())
         assert (failure.code, failure.phase) == ("bad_frame", "compute")
-        await relay.dispatch(3, good)
+        for call_id, scale in ((3, -1.0), (4, -1e-45)):  # no rounding gives a negative scale
+            x = np.float32(scale).tobytes() + bytes(good.x)[4:]
+            payload = good.to_payload()[: -len(good.x)] + x
+            await relay.send(Frame(FrameType.DISPATCH, payload, 9, call_id, 1))
+            failure = failure_of(await relay.hear_call())
+            assert (failure.code, failure.phase) == ("bad_frame", "compute")
+        await relay.dispatch(5, good)
         partial_of(await relay.hear_call())
 
 

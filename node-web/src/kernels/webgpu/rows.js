@@ -32,6 +32,7 @@ export function rowsOfX({ x, encoding, numTokens, formula: { hidden_dim: d } }, 
   for (let row = 0; row < numTokens; row++) {
     const at = row * perRow;
     if (!floats.subarray(at, at + d / block).every(Number.isFinite)) throw new CallRefused('non_finite', 'scales of x');
+    if (floats.subarray(at, at + d / block).some((scale) => scale < 0)) throw new CallRefused('bad_frame', 'a scale of x below 0');
     if (ints.subarray((at + d / block) * 4, (at + perRow) * 4).includes(-128)) throw new CallRefused('bad_frame', 'an activation of -128');
   }
   return { words, perRow };
