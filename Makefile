@@ -4,7 +4,7 @@ PY = $(VENV)/bin/python
 JSON ?=
 JSON_FLAG = $(if $(JSON),--json $(JSON),)
 
-.PHONY: help setup demo check test test-js pyodide test-pyodide oracles e2e bench bench-kernel bench-relay bench-wire bench-floor bench-llama-cpp bench-nat bench-paths bench-stragglers clean
+.PHONY: help setup demo check test test-js pyodide test-pyodide oracles e2e bench bench-kernel bench-relay bench-malice bench-wire bench-floor bench-llama-cpp bench-nat bench-paths bench-stragglers clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -44,6 +44,9 @@ bench-kernel: setup
 
 bench-relay: setup
 	$(PY) bench/bench_relay.py $(JSON_FLAG)
+
+bench-malice: setup  ## what a stranger does to another pair's round trips through the relay
+	$(PY) bench/bench_malice.py $(JSON_FLAG) $(ARGS)
 
 bench-wire: setup
 	$(PY) bench/bench_wire.py $(JSON_FLAG)

@@ -101,6 +101,9 @@ class Waiting[K: Hashable]:
     def __len__(self) -> int:
         return len(self._of)
 
+    def __contains__(self, key: K) -> bool:
+        return key in self._of
+
     def add(self, key: K, block: str, due: float) -> None:
         """This one shall complete its request until `due`; all have the same patience."""
         self.remove(key)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
@@ -18,9 +19,11 @@ import uvicorn
 
 from relay.app import create_app
 from relay.config import Config
+from relay.door import door
 from relay.errors import ConfigError
 from relay.forwarding.endpoint import Hub
 from relay.forwarding.socket import ServerSocket
+from relay.forwarding.turns import Inlet
 from relay.program.ports import cannot_listen
 
 log = logging.getLogger(__name__)
@@ -103,7 +106,7 @@ class RelayServer:
             uvicorn.Config(
                 self.app,
                 loop="none",  # whatever loop runs us
-                http="auto",
+                http=door(self.hub.places, inlet=staticmethod(partial(Inlet, self.hub.turns))),
                 ws=type("RelaySocket", (ServerSocket,), {"host": self.hub}),
                 lifespan="on",
                 log_config=None,

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from relay import __version__
 from relay.admission import Blocks, Waiting, block_of
 from relay.config import Config
+from relay.door import Places
 from relay.forwarding.connection import Connection
 from relay.forwarding.queue import Outbox
 from relay.forwarding.queue import Waiting as Message
@@ -66,6 +67,7 @@ SWITCH_S = 0.0005  # the loop does not wait for the thread that settles longer t
 SETTLE_DELAY_S = 0.02  # changes within it are settled together: a swarm that reconnects is one change
 TICK_S = 0.25
 NOTICE_S = 60.0
+HTTP_PLACES = 1024  # connections beyond sessions: pages, slices
 RESERVED = 64  # places beyond max_sessions for backbones, and for who has not said yet what it is
 
 # Ends after which a node may be back in a moment: the network's, and those that we noticed before it did.
@@ -105,6 +107,9 @@ class Hub:
         self._sealed: dict[int, bool] = {}  # node -> whether the last frame for it came sealed
         self._next_handle = 1
         self.turns = Turns()
+        most = config.max_sessions + RESERVED + HTTP_PLACES
+        self.places = Places(most, config.connections_per_address, config.request_s, config.stall_s)
+        self.places.make_way = self._make_way
         self._blocks = Blocks(config.sessions_per_address)
         self._waiting: Waiting[int] = Waiting()  # greeted or not, without an offer yet
         self._refused, self._noticed_at = 0, -NOTICE_S
@@ -170,11 +175,17 @@ class Hub:
         """Make room for one more session: who said nothing yet makes way. Say so when nobody does."""
         if len(self._connections) <= self.config.max_sessions + RESERVED:
             return None
+        if not self._make_way():
+            return f"all {self.config.max_sessions} places are taken (max_sessions)"
+        return None
+
+    def _make_way(self) -> bool:
+        """End the session that waited longest without an offer; False when there is none."""
         victim = self._waiting.victim()
         if victim is None:
-            return f"all {self.config.max_sessions} places are taken (max_sessions)"
+            return False
         self._end(self._connections[victim], CloseCode.OVERLOADED, "it waited longest without an offer")
-        return None
+        return True
 
     def _notice(self, why: str, now: float) -> None:
         """Log what is refused: once a minute, with how often."""

@@ -9,6 +9,7 @@ and neither limits what a stranger may send nor lets go of a peer that reads not
 
 import asyncio
 import logging
+from time import monotonic
 from typing import Any, Protocol, cast
 
 from websockets.frames import Frame, Opcode
@@ -18,6 +19,7 @@ from websockets.server import ServerProtocol
 
 from relay.admission import address_of
 from relay.bucket import Bucket
+from relay.door import Places
 from relay.forwarding.turns import Inlet, Turns
 from relay.wire.close import CloseCode, clip_reason
 from relay.wire.frames import MAX_FRAME_BYTES
@@ -27,7 +29,8 @@ CLOSE_TIMEOUT_S = 2.0  # a peer that takes nothing does not learn why it is clos
 STRANGER_BYTES = 64 << 10  # what may come before the session is greeted: one Hello and its HTTP request
 SPARE_BYTES = 1024  # a frame a little too long is refused by name, not by the library
 MAX_MESSAGE_BYTES = MAX_FRAME_BYTES + SPARE_BYTES
-MAX_PONGS = 64  # asked for by a peer that reads none of them
+PINGS = (5.0, 50.0)  # of the WebSocket layer, a second and at once: each is answered, read or not
+LATE_BYTES = 64 << 10  # read of who was told to go, to find its goodbye
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.WARNING)  # two lines a connection, strangers' too, are not for people
 ABNORMAL = 1006  # RFC 6455 section 7.1.5
@@ -48,6 +51,7 @@ class Host(Protocol):
     """Who takes new sockets (Hub)."""
 
     turns: Turns
+    places: Places
 
     def opened(self, socket: "ServerSocket") -> Owner: ...
 
@@ -68,7 +72,8 @@ class ServerSocket(asyncio.Protocol):
         self._inlet = Inlet(self.host.turns, self._received, self._read)
         self._parts: list[bytes] = []
         self._text = False
-        self._pongs = 0
+        self._pings = Bucket(*PINGS, monotonic())
+        self._late_bytes = 0
         self._address = ""
         self._received_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -125,6 +130,11 @@ class ServerSocket(asyncio.Protocol):
         self._siblings.add(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._protocol.state is State.CLOSING:
+            self._late_bytes += len(data)
+            if self._late_bytes > LATE_BYTES:
+                self._transport.pause_reading()  # it has its goodbye, and goes when its time is up
+                return
         self._inlet.feed(data)
 
     def _read(self, on: bool) -> None:
@@ -153,6 +163,7 @@ class ServerSocket(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._siblings.discard(self)
+        self.host.places.closed(self._transport)
         if self._protocol.state is not State.CLOSED:
             self._protocol.receive_eof()
         if self._timer is not None:
@@ -211,9 +222,8 @@ class ServerSocket(asyncio.Protocol):
             self._parts = []
             self._text = frame.opcode is Opcode.TEXT
         elif frame.opcode is not Opcode.CONT:
-            self._pongs = self._pongs + 1 if self.full and frame.opcode is Opcode.PING else 0
-            if self._pongs > MAX_PONGS:
-                self._transport.abort()
+            if frame.opcode is Opcode.PING and not self._pings.take(monotonic()):
+                self.close(CloseCode.OVERLOADED, "too many WebSocket pings")
             return  # ping, pong and close: the protocol answers them
         self._parts.append(bytes(frame.data))
         if frame.fin and self._owner is not None:
