@@ -51,6 +51,8 @@ from backbone.model.grids import load_grids, save_grids
 from backbone.model.slices import LayerGrid, Manifest, build_manifest, slice_hashes
 from backbone.node.keys import fresh_identity, kept_identity
 from relay import __version__
+from relay.door import Places
+from relay.door import door as http_door
 from relay.program.ports import cannot_listen
 from relay.wire.calls import model_tag
 from relay.wire.fields import Fields
@@ -63,6 +65,9 @@ log = logging.getLogger(__name__)
 
 AGENT = f"backbone {__version__}"
 CALIBRATION_TIMEOUT_S = 600.0
+PLACES, PLACES_OF_ONE = 4096, 1024  # connections of clients, and of one address among them
+REQUEST_S = 30.0  # a request may take so long to arrive, and a body to go on
+UNREAD_S = 120.0
 GRACE_S = 1  # answers still under way at the end get so long
 
 
@@ -314,7 +319,13 @@ class Backbone:
             raise ConfigError(cannot_listen("API", self.config.host, self.config.port, exc)) from exc
         app = create_gateway(door, self.config.api_keys)
         server = _QuietServer(
-            uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S)
+            uvicorn.Config(
+                app,
+                http=http_door(Places(PLACES, PLACES_OF_ONE, REQUEST_S, UNREAD_S)),
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=GRACE_S,
+            )
         )
         task = asyncio.create_task(server.serve(sockets=[listener]))
 

@@ -7,10 +7,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 # What a backbone or node may use of the relay's package; assets: where the page's WGSL stands.
-SHARED = ("relay.wire", "relay.nat", "relay.doctor", "relay.assets", "relay.program")
+SHARED = ("relay.wire", "relay.nat", "relay.doctor", "relay.assets", "relay.program", "relay.door")
 PURE = (  # no sockets, clocks, loops or threads in these
     "relay/wire",
     "relay/pool",
+    "relay/bucket.py",
+    "relay/admission.py",
+    "relay/forwarding/rates.py",
     "relay/nat/paths.py",
     "relay/nat/candidates.py",
     "relay/nat/stun.py",

@@ -1,12 +1,21 @@
 """The HTTP door of a real relay: who asks for nothing keeps nobody out."""
 
 import asyncio
+import contextlib
 from time import monotonic
+from types import SimpleNamespace
+from typing import Protocol
 
 import httpx
 import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from relay.config import Config
+from relay.door import Places, door
 from relay.server import RelayServer
 from tests.fakes.peers import Node, run
 
@@ -14,10 +23,14 @@ CONFIG = Config(host="127.0.0.1", port=0, drain_s=0.1, request_s=0.3, stun_port=
 HEADERS = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
 
 
+class HasPort(Protocol):
+    port: int
+
+
 class Raw:
     """A connection that says what it is told to."""
 
-    def __init__(self, relay: RelayServer, first: bytes = b"") -> None:
+    def __init__(self, relay: HasPort, first: bytes = b"") -> None:
         self._port = relay.port
         self._first = first
 
@@ -148,5 +161,33 @@ def test_answer_that_nobody_reads_is_given_up() -> None:
                 while len(relay.hub.places):
                     raw.writer.write(ask * 50)
                     await asyncio.sleep(0.05)
+
+    run(test)
+
+
+def test_door_of_another_program_lets_bodies_that_go_on_and_answers_that_take_long_be() -> None:
+    async def slow(request: Request) -> Response:
+        size = len(await request.body())
+        await asyncio.sleep(1.2)
+        return Response(str(size))
+
+    async def test() -> None:
+        app = Starlette(routes=[Route("/", slow, methods=["POST"])])
+        made = door(Places(10, 10, 0.5, 5.0))
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, http=made, lifespan="off"))
+        server.capture_signals = contextlib.nullcontext  # type: ignore[assignment]
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = SimpleNamespace(port=server.servers[0].sockets[0].getsockname()[1])
+        head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+        async with Raw(port, head) as patient, Raw(port, head + b"12345") as silent:
+            for _ in range(10):
+                patient.writer.write(b"x")
+                await asyncio.sleep(0.12)
+            assert (await patient.reader.readuntil(b"10")).startswith(b"HTTP/1.1 200")
+            assert await silent.ended_after_s() < 2.0
+        server.should_exit = True
+        await serving
 
     run(test)

@@ -144,10 +144,10 @@ def test_session_elsewhere_is_not_found_and_plain_http_is_told_to_upgrade() -> N
 def test_backbone_with_a_wrong_token_is_refused() -> None:
     async def test() -> None:
         async with RelayServer(CONFIG) as relay:
-            for token in ("wrong", None):
+            for token, why in (("wrong", "wrong backbone token"), (None, "no backbone token was given")):
                 async with Backbone(relay, token=token) as backbone:
                     end = await closed(backbone)
-                    assert (end.code, end.reason) == (CloseCode.AUTH, "wrong backbone token")
+                    assert (end.code, end.reason) == (CloseCode.AUTH, why)
 
     run(test)
 
