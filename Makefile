@@ -25,7 +25,7 @@ test: setup      ## all tests that need no network and no browser
 	$(PY) -m pytest
 	tools/test-js.sh $(VENV)
 
-pyodide: setup   ## the wheel for Pyodide that the page /verify loads (needs the npm registry once)
+pyodide: setup   ## Pyodide itself, to test the wheel that /verify loads in it (needs the npm registry once)
 	tools/pyodide.sh $(VENV)
 
 test-pyodide: pyodide  ## that wheel gives the known bytes in Pyodide

@@ -25,6 +25,7 @@ def _load(path: Path) -> ModuleType:
 def build_all() -> None:
     """Build everything that is not Python into `relay/_built` and `backbone/_built`."""
     _load(ROOT / "wasm" / "build.py").build_default()
+    _load(ROOT / "wasm" / "pyodide" / "build.py").build_default()
     _load(ROOT / "backbone" / "engine" / "build.py").build_default()
 
 

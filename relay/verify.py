@@ -2,8 +2,9 @@
 Serve the page that recomputes a recorded call (`/verify`), its wheel, and Pyodide from a folder.
 
 Nothing of it belongs to the page of a node: no other file links it, and only these paths have a policy that
-lets scripts come from Pyodide's host. Pyodide is not part of this package; it comes from `pyodide_dir` (the
-npm package `pyodide` of PYODIDE_VERSION, unpacked) or, without one, from its makers' content network.
+lets scripts come from elsewhere. The wheel is part of this package; Pyodide is not: it comes from
+`pyodide_dir` (the npm package `pyodide` of PYODIDE_VERSION, unpacked) or, without one, from its makers'
+content network: five files of that version, nothing else of that host. What a worker imports carries no hash.
 """
 
 from pathlib import Path
@@ -15,8 +16,7 @@ from starlette.routing import Route
 from relay import assets
 
 PYODIDE_VERSION = "0.29.5"  # what the wheel is built for and tested in: wasm/pyodide/package.json
-CDN = "https://cdn.jsdelivr.net"
-CDN_URL = f"{CDN}/pyodide/v{PYODIDE_VERSION}/full/"
+CDN_URL = f"https://cdn.jsdelivr.net/pyodide/v{PYODIDE_VERSION}/full/"
 WHEEL = "expertswarm_verify-*.whl"
 PYODIDE_FILES = (
     "pyodide.mjs",
@@ -28,23 +28,25 @@ PYODIDE_FILES = (
 
 
 def policy(foreign: str = "") -> str:
-    """The page's content security policy; `foreign` is one more host of scripts."""
+    """The page's content security policy; `foreign`: the folder at another host that has Pyodide's files."""
     text = assets.CONTENT_SECURITY_POLICY
     if foreign:
-        for directive in ("script-src 'self'", "connect-src 'self'"):
-            text = text.replace(directive, f"{directive} {foreign}")
+        scripts = [foreign + name for name in PYODIDE_FILES if name.endswith("js")]
+        text = text.replace("script-src 'self'", " ".join(["script-src 'self'", *scripts]))
+        data = [foreign + name for name in PYODIDE_FILES]
+        text = text.replace("connect-src 'self'", " ".join(["connect-src 'self'", *data]))
     return text
 
 
 def find_wheel() -> Path | None:
-    """Return the wheel of codec and kernel, or None: it is optional (`make pyodide`)."""
+    """Return the wheel of codec and kernel, or None: a checkout may lack it (`make setup`)."""
     return next(iter(sorted(assets.BUILT.glob(WHEEL))), None)
 
 
 def routes(pyodide_dir: Path | None) -> list[Route]:
     """Return the routes; they must stand before those of the page."""
     folder = assets.page_folder()
-    headers = assets.HEADERS | {"content-security-policy": policy("" if pyodide_dir else CDN)}
+    headers = assets.HEADERS | {"content-security-policy": policy("" if pyodide_dir else CDN_URL)}
 
     def page(request: Request) -> Response:
         return assets.file_response(request, folder / "verify.html", headers)
@@ -86,7 +88,7 @@ def missing(pyodide_dir: Path | None, wheel: Path | None) -> list[str]:
     """Say what this relay lacks to serve the page, in words for whoever runs it."""
     lacks = []
     if wheel is None:
-        lacks.append("the wheel of codec and kernel: `make pyodide` builds it")
+        lacks.append("the wheel of codec and kernel: `make setup` builds it")
     if pyodide_dir is not None:
         absent = [name for name in PYODIDE_FILES if not (pyodide_dir / name).is_file()]
         if absent:

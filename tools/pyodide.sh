@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build the wheel for Pyodide into relay/_built, with the npm package `pyodide`. Usage: tools/pyodide.sh [VENV]
+# Fetch the npm package `pyodide`, in which the wheel is tested, and build the wheel. Usage: tools/pyodide.sh [VENV]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$(realpath "${1:-.venv}")

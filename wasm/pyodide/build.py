@@ -1,17 +1,15 @@
 """
-Build the wheel of codec and kernel for Pyodide with pyodide-build, offline: `python wasm/pyodide/build.py`.
+Build the wheel of codec and kernel for Pyodide: `python wasm/pyodide/build.py`. hatch_build.py does it, too.
 
-pyodide-build wants two things from the net: a cross-build environment and Emscripten. The first is made here
-from the npm package `pyodide` alone (its lock file knows the versions, its standard library the sysconfig
-data); the second is `emcc` beside this file. That suffices for a side module without libc, which the kernel
-is. The wheel lies in relay/_built afterwards, where the relay looks for it.
+The kernel becomes a side module without libc: objects and link by clang and wasm-ld of the package `ziglang`,
+which compiles all the rest as well. Neither Emscripten nor pyodide-build is needed for that, so the wheel is
+part of every installation. It lies in relay/_built afterwards, where the relay looks for it.
 """
 
+import base64
 import hashlib
 import importlib.util
-import json
-import os
-import shutil
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,64 +19,28 @@ from types import ModuleType
 
 ROOM = Path(__file__).resolve().parent
 ROOT = ROOM.parent.parent
-NPM = ROOM / "node_modules" / "pyodide"
 OUT = ROOT / "relay" / "_built"
-WHEEL = "expertswarm_verify-*-pyemscripten_*_wasm32.whl"
+VERSION = "0.1.0"
+TAG = "py3-none-pyemscripten_2025_0_wasm32"  # PEP 783; reached through ctypes, so any Python of it will do
+NAME = "expertswarm_verify"
+WHEEL = f"{NAME}-*-pyemscripten_*_wasm32.whl"
 STAMP = ".pyodide-stamp"  # hash of all that goes into the wheel
-WIRE = ("close.py", "errors.py", "frames.py")  # of relay/wire, byte for byte: they need no numpy
-SYSCONFIG = "_sysconfigdata__emscripten_wasm32-emscripten"
+WIRE = ("close", "frames")  # of relay/wire, with what they import from there: as they stand, without numpy
+ZIG = (sys.executable, "-m", "ziglang")
+COMPILE = ("cc", "-target", "wasm32-emscripten", "-ffreestanding", "-fPIC", "-c")
+LINK = ("wasm-ld", "-shared", "--experimental-pic", "--strip-debug", "--export-dynamic", "--whole-archive")
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the same sources give the same wheel
+METADATA = f"""Metadata-Version: 2.1
+Name: expertswarm-verify
+Version: {VERSION}
+Summary: The codec and the expert kernel of expertswarm, to recompute a recorded call
+Requires-Python: >=3.12
+License: Apache-2.0
+"""
 
 
 class BuildError(Exception):
-    """The wheel was not built; the message says what to do."""
-
-
-def cross_build_environment(npm: Path, out: Path) -> Path:
-    """Lay out what pyodide-build takes for a cross-build environment; return the folder to name to it."""
-    info = json.loads((npm / "pyodide-lock.json").read_text())["info"]
-    version = json.loads((npm / "package.json").read_text())["version"]
-    major, minor, micro = info["python"].split(".")
-    env = out / version
-    root = env / "xbuildenv" / "pyodide-root"
-    install = root / "cpython" / "installs" / f"python-{info['python']}"
-    include = install / "include" / f"python{major}.{minor}"
-    for folder in (
-        root / "dist",
-        env / "xbuildenv" / "site-packages-extras",
-        install / "sysconfigdata",
-        include,
-    ):
-        folder.mkdir(parents=True)
-    shutil.copy(npm / "pyodide-lock.json", root / "dist")
-    (env / "xbuildenv" / "requirements.txt").touch()
-    with zipfile.ZipFile(npm / "python_stdlib.zip") as stdlib:
-        (install / "sysconfigdata" / f"{SYSCONFIG}.py").write_bytes(stdlib.read(f"{SYSCONFIG}.py"))
-    variables = {
-        "PYODIDE_VERSION": version,
-        "PYODIDE_ABI_VERSION": info["abi_version"],
-        "PYODIDE_EMSCRIPTEN_VERSION": info["platform"].removeprefix("emscripten_").replace("_", "."),
-        "PYVERSION": info["python"],
-        "PYMAJOR": major,
-        "PYMINOR": minor,
-        "PYMICRO": micro,
-        "PLATFORM_TRIPLET": "wasm32-emscripten",
-        "CPYTHONINSTALL": install,
-        "TARGETINSTALLDIR": install,
-        "PYTHONINCLUDE": include,
-        "SYSCONFIG_NAME": SYSCONFIG,
-        "SYSCONFIGDATA_DIR": install / "sysconfigdata",
-        "CFLAGS_BASE": "",
-        "CXXFLAGS_BASE": "",
-        "LDFLAGS_BASE": "",
-        "PIP_CONSTRAINT": "",
-    }
-    lines = [f"export {name}={value}\n" for name, value in variables.items()]
-    lines.append("export PYODIDE_ROOT ?= .\n.output_vars:\n\tset\n")
-    (root / "Makefile.envs").write_text("".join(lines))
-    (env / ".installed").touch()
-    (env / ".build-python-version").write_text(f"{sys.version_info.major}.{sys.version_info.minor}")
-    (out / "xbuildenv").symlink_to(env)
-    return out
+    """The wheel was not built; the message says why."""
 
 
 def _kernel_build() -> ModuleType:
@@ -91,83 +53,97 @@ def _kernel_build() -> ModuleType:
     return module
 
 
-def stage(project: Path) -> None:
-    """Copy the project, the C sources and the flags of the plain WASM build, and the codec."""
-    native = _kernel_build()  # the flags that keep the bits are its
-
-    shutil.copytree(ROOM / "project", project, ignore=shutil.ignore_patterns("__pycache__"))
-    kernel = project / "kernel"
-    for source in [*ROOM.parent.glob("*.[ch]"), *ROOM.parent.glob("*/*.[ch]")]:
-        target = kernel / source.relative_to(ROOM.parent)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, target)
-    shutil.copy(ROOM.parent / "hashes.txt", kernel)
-    (kernel / "flags.txt").write_text(" ".join([*native.COMMON, f"-mcpu={native.WASM_CPU}"]))
-    wire = project / "expertswarm_verify" / "wire"
-    wire.mkdir()
-    (wire / "__init__.py").write_text('"""Modules of relay/wire, as they stand there."""\n')
-    for name in WIRE:
-        text = (ROOT / "relay" / "wire" / name).read_text()
-        (wire / name).write_text(text.replace("from relay.wire.", "from expertswarm_verify.wire."))
+def package() -> dict[str, bytes]:
+    """Give the Python files of the wheel by name: the package, and the codec as it stands in relay/wire."""
+    here = sorted((ROOM / "project" / NAME).glob("*.py"))
+    files = {f"{NAME}/{path.name}": path.read_bytes() for path in here}
+    files[f"{NAME}/wire/__init__.py"] = b'"""Modules of relay/wire, as they stand there."""\n'
+    names = list(WIRE)
+    for name in names:  # grows
+        text = (ROOT / "relay" / "wire" / f"{name}.py").read_text()
+        names += [new for new in re.findall(r"^from relay\.wire\.(\w+) ", text, re.M) if new not in names]
+        files[f"{NAME}/wire/{name}.py"] = text.replace("from relay.wire.", f"from {NAME}.wire.").encode()
+    return files
 
 
-def build(out: Path = OUT, npm: Path = NPM) -> Path:
+def stage(folder: Path) -> None:
+    """Lay the package out in a folder, for a Python that is not Pyodide."""
+    for name, data in package().items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def build(out: Path = OUT) -> Path:
     """
     Build the wheel into `out`, in place of an older one; return its path. Does nothing when it is up to date.
 
     Raises:
-        BuildError: a tool is missing or refused.
+        BuildError: the compiler refused.
     """
-    if not (npm / "pyodide-lock.json").is_file():
-        raise BuildError(f"no npm package pyodide in {npm.parent}: run `npm ci` in {npm.parent.parent}")
-    bin_folder = Path(sys.executable).parent
-    if not (bin_folder / "pyodide").is_file():
-        raise BuildError("pyodide-build is missing: pip install 'expertswarm[dev]'")
+    native, files = _kernel_build(), package()  # the flags that keep the bits are the kernel's own
+    flags = (*native.COMMON, f"-mcpu={native.WASM_CPU}")
+    stamp = _stamp(flags, files, native.sources())
+    known, path = out / STAMP, out / f"{NAME}-{VERSION}-{TAG}.whl"
+    if known.is_file() and known.read_text() == stamp and path.is_file():
+        return path
+    files[f"{NAME}/libexpert.so"] = _side_module(flags, native.sources())
+    out.mkdir(parents=True, exist_ok=True)
+    for old in out.glob(WHEEL):
+        old.unlink()
+    _pack(path, files)
+    known.write_text(stamp)
+    return path
+
+
+def _side_module(flags: tuple[str, ...], sources: list[Path]) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch)
-        stage(place / "project")
-        stamp = _stamp(place / "project", npm)
-        known = out / STAMP
-        if known.is_file() and known.read_text() == stamp and (found := list(out.glob(WHEEL))):
-            return found[0]
-        environment = os.environ | {
-            "PATH": os.pathsep.join([str(ROOM), str(bin_folder), os.environ["PATH"]]),
-            "PYODIDE_XBUILDENV_PATH": str(cross_build_environment(npm, place / "xbuildenv")),
-            "SKIP_EMSCRIPTEN_VERSION_CHECK": "1",
-            "PYODIDE_SKIP_EMSCRIPTEN_INSTALL": "1",
-            "EXPERTSWARM_PYTHON": sys.executable,
-        }
-        command = [
-            "pyodide",
-            "build",
-            "project",
-            "--no-isolation",
-            "--exports",
-            "whole_archive",
-            "-o",
-            "dist",
-        ]
-        done = subprocess.run(
-            command, cwd=place, env=environment, capture_output=True, text=True, check=False
-        )
-        wheels = list((place / "dist").glob(WHEEL)) if done.returncode == 0 else []
-        if not wheels:
-            raise BuildError(f"pyodide build failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
-        out.mkdir(parents=True, exist_ok=True)
-        for old in out.glob(WHEEL):
-            old.unlink()
-        made = Path(shutil.copy(wheels[0], out))
-        known.write_text(stamp)
-        return made
+        objects = []
+        for number, source in enumerate(sources):
+            objects.append(f"{scratch}/{number}.o")
+            _run(*COMPILE, *flags, str(source), "-o", objects[-1])
+        _run(*LINK, *objects, "-o", f"{scratch}/libexpert.so")
+        return Path(scratch, "libexpert.so").read_bytes()
 
 
-def _stamp(project: Path, npm: Path) -> str:
+def _run(*command: str) -> None:
+    done = subprocess.run([*ZIG, *command], capture_output=True, text=True, cwd=ROOM.parent, check=False)
+    if done.returncode:
+        raise BuildError(f"the kernel for Pyodide does not compile:\n{done.stderr.strip()[-3000:]}")
+
+
+def _pack(path: Path, files: dict[str, bytes]) -> None:
+    """Write a wheel (PEP 427), whole or not at all."""
+    info = f"{NAME}-{VERSION}.dist-info"
+    wheel = f"Wheel-Version: 1.0\nGenerator: expertswarm\nRoot-Is-Purelib: false\nTag: {TAG}\n"
+    files = files | {f"{info}/METADATA": METADATA.encode(), f"{info}/WHEEL": wheel.encode()}
+    record = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in files.items()]
+    files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
+    scratch = path.with_suffix(".part")
+    with zipfile.ZipFile(scratch, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name, EPOCH), data, zipfile.ZIP_DEFLATED)
+    scratch.replace(path)
+
+
+def _digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def _stamp(flags: tuple[str, ...], files: dict[str, bytes], sources: list[Path]) -> str:
     """Hash everything that decides the wheel."""
-    digest = hashlib.sha256()
-    for path in [npm / "package.json", ROOM / "emcc", Path(__file__), *sorted(project.rglob("*"))]:
-        if path.is_file():
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    digest = hashlib.sha256("\0".join([*COMPILE, *LINK, *flags, TAG, METADATA]).encode())
+    headers = sorted(ROOM.parent.rglob("*.h"))
+    kernel = {str(path.relative_to(ROOM.parent)): path.read_bytes() for path in [*sources, *headers]}
+    kernel["hashes.txt"] = (ROOM.parent / "hashes.txt").read_bytes()
+    for name, data in sorted((files | kernel).items()):
+        digest.update(name.encode() + b"\0" + data)
     return digest.hexdigest()
+
+
+def build_default() -> None:
+    """Build it where the relay looks for it."""
+    build()
 
 
 if __name__ == "__main__":
