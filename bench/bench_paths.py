@@ -102,6 +102,7 @@ def start_far_end(lab: Lab, peer: str, folder: Path, sealed: bool) -> None:
             "--headless=new", "--no-sandbox", "--no-first-run", "--disable-background-networking",
             "--disable-component-update", "--disable-sync", "--disable-gpu", "--disable-dev-shm-usage",
             "--disable-features=LocalNetworkAccessChecks", f"--user-data-dir={folder}/profile",
+            "--user-agent=Chrome swarm-agreed",
         ]  # fmt: skip
         if sealed:  # WebCrypto, as with https
             flags.append(f"--unsafely-treat-insecure-origin-as-secure={relay}")

@@ -88,6 +88,9 @@ def create_app(config: Config) -> Starlette:
     async def status(_: Request) -> Response:
         return lately("status", make_status)
 
+    async def offer(_: Request) -> Response:
+        return JSONResponse(hub.offer(), headers={"cache-control": "no-store"})
+
     async def lane(request: Request) -> Response:
         id_start = request.path_params["id"]
         found = hub.path_of(id_start) if len(id_start) == 8 else None
@@ -109,6 +112,7 @@ def create_app(config: Config) -> Starlette:
             Route("/healthz", health),
             Route("/metrics", prometheus),
             Route("/status.json", status),
+            Route("/swarm.json", offer),
             Route("/lanes/{id}.json", lane),
             Route("/qr.svg", qr),
             *slices.routes(),

@@ -72,11 +72,34 @@ class Tab:
 
     @classmethod
     async def open(
-        cls, where: Browser | BrowserContext, url: str, auto: bool = True, fragment: str = "auto"
+        cls,
+        where: Browser | BrowserContext,
+        url: str,
+        auto: bool = True,
+        fragment: str = "",
+        query: str = "",
     ) -> "Tab":
+        """auto: press Start, if the page does not begin by itself."""
         tab = cls(await where.new_page())
-        await tab.page.goto(url + (f"/#{fragment}" if auto else "/"))
+        await tab.page.goto(url + "/" + query + (f"#{fragment}" if fragment else ""))
+        if auto:
+            await tab.start()
         return tab
+
+    async def start(self) -> None:
+        """Press Start, if the page does not begin by itself."""
+        await self.wait_for(ready="true")
+        if await self.page.is_visible("#start"):
+            await self.page.click("#start")
+
+    async def crash(self) -> None:
+        """End the page's process as a lack of memory does."""
+        crashed = asyncio.Event()
+        self.page.on("crash", lambda _: crashed.set())
+        crash = asyncio.ensure_future(self.page.goto("chrome://crash"))
+        await asyncio.wait_for(crashed.wait(), 20)
+        crash.cancel()
+        await asyncio.gather(crash, return_exceptions=True)
 
     async def wait_for(self, **data: str) -> None:
         """Wait until the body's data attributes have these values."""

@@ -32,13 +32,19 @@ DEAF = "document.addEventListener('freeze', (event) => event.stopImmediatePropag
 SERVING = "document.body.dataset.state === 'serving'"
 
 
+async def press_start(tab: RawTab) -> None:
+    await tab.until("document.body?.dataset.ready === 'true'")
+    await tab.evaluate("document.getElementById('start').click()")
+
+
 async def serving_tab(
     browser: RawBrowser, relay: FakeRelay, script: str = ""
 ) -> tuple[RawTab, messages.Hello]:
     tab = await browser.open("about:blank")
     await tab.send("Page.enable")
     await tab.send("Page.addScriptToEvaluateOnNewDocument", source=script)
-    await tab.send("Page.navigate", url=f"{relay.url}/#auto")
+    await tab.send("Page.navigate", url=relay.url)
+    await press_start(tab)
     hello = await relay.hear(messages.Hello)
     await relay.hear(messages.Offer)
     await relay.say(lambda session: session.send_assign(MODEL.assign({0: [0, 1]})))
@@ -103,7 +109,8 @@ async def test_frozen_tab_is_missed_within_two_beats_and_comes_back_to_its_place
         tab = await browser.open("about:blank")
         await tab.send("Page.enable")
         await tab.send("Page.addScriptToEvaluateOnNewDocument", source=DEAF)
-        await tab.send("Page.navigate", url=f"{relay.url}/#auto")
+        await tab.send("Page.navigate", url=relay.url)
+        await press_start(tab)
         nodes = await backbone.until(lambda nodes: len(nodes) == 2, "a tab and a box")
         (before,) = (node for node in nodes if node.name != "box")
         await tab.until("document.body.dataset.seal === 'sealed'")

@@ -69,7 +69,8 @@ async def test_every_known_answer_in_every_build(
 async def test_an_isolated_page_answers_with_the_same_bytes(relay: FakeRelay, browser: Browser) -> None:
     relay.page_headers = ISOLATION
     tab = Tab(await browser.new_page())
-    await tab.page.goto(relay.url + "/?workers=2#auto")
+    await tab.page.goto(relay.url + "/?workers=2")
+    await tab.start()
     await assign(relay)
     await tab.wait_for(state="serving", layers="3")
     assert await tab.page.evaluate("crossOriginIsolated")
@@ -106,7 +107,8 @@ async def test_a_build_that_turns_wrong_is_found_when_the_page_is_looked_at_agai
         })""",
     ).encode()
     tab = Tab(await browser.new_page())
-    await tab.page.goto(relay.url + "/?workers=1#auto")
+    await tab.page.goto(relay.url + "/?workers=1")
+    await tab.start()
     offer = await assign(relay)
     assert offer.kernel == "wasm-relaxed16"
     await tab.wait_for(state="serving", layers="3", kernel="wasm-relaxed16")

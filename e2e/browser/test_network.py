@@ -16,7 +16,7 @@ import pytest
 from backbone.experts.native import NativeKernel
 from backbone.lanes.webrtc import WEBRTC, WebRtcOpener, native
 from e2e.browser.cdp import RawTab, raw_chromium
-from e2e.browser.test_frozen import MODEL, SERVING, check_call, serving_tab
+from e2e.browser.test_frozen import MODEL, SERVING, check_call, press_start, serving_tab
 from relay.config import Config
 from relay.server import RelayServer
 from relay.wire import messages
@@ -89,7 +89,8 @@ async def test_session_is_resumed_by_token_and_its_link_is_opened_anew_at_once(t
         backbone.openers[WEBRTC] = WebRtcOpener(lambda: None)
         await stack.enter_async_context(backbone.running())
         browser = await stack.enter_async_context(raw_chromium())
-        tab = await browser.open(f"{relay.url}/#auto")
+        tab = await browser.open(relay.url)
+        await press_start(tab)
         await backbone.until_ready()
         await backbone.until_lane(WEBRTC)
         (before,) = backbone.peers.nodes

@@ -99,10 +99,10 @@ async def test_a_tab_keeps_its_key_over_a_reload_and_warns_of_another_backbone(t
 
 async def test_a_tab_whose_address_names_a_key_works_for_that_backbone_only(tmp_path: Path) -> None:
     async with swarm(tmp_path) as (_, relay, backbone, browser):
-        wrong = await Tab.open(browser, relay.url, fragment="auto&key=0000-1111-2222-3333-4444")
+        wrong = await Tab.open(browser, relay.url, fragment="key=0000-1111-2222-3333-4444")
         await wrong.until_text("#detail", f"the backbone’s key is {KEY}, not the pinned 0000-1111")
         assert not backbone.nodes and not backbone.delivered
-        await Tab.open(browser, relay.url, fragment=f"auto&key={KEY}")
+        await Tab.open(browser, relay.url, fragment=f"key={KEY}")
         (node,) = await backbone.until_covered(1)
         await right(backbone, node, 1)
 

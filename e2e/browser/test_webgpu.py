@@ -161,7 +161,8 @@ async def test_a_graphics_process_that_dies_in_mid_job_fails_it_within_a_second_
     """The real thing: the browser's graphics process is killed, more often than a device is replaced."""
     async with FakeRelay(LARGE.by_id) as relay:
         tab = Tab(await browser.new_page())
-        await tab.page.goto(relay.url + "/?gpu=1#auto")
+        await tab.page.goto(relay.url + "/?gpu=1")
+        await tab.start()
         offer = await patient_offer(relay)
         if offer.kernel != "webgpu":
             pytest.skip("Chromium's worker gives no WebGPU adapter here")
@@ -197,7 +198,8 @@ async def test_a_tab_serves_with_its_graphics_device_when_asked_to(
     browser: Browser, relay: FakeRelay
 ) -> None:
     tab = Tab(await browser.new_page())
-    await tab.page.goto(relay.url + "/?gpu=1#auto")
+    await tab.page.goto(relay.url + "/?gpu=1")
+    await tab.start()
     offer = await patient_offer(relay)
     if offer.kernel != "webgpu":
         pytest.skip("Chromium's worker gives no WebGPU adapter here")
@@ -213,6 +215,7 @@ async def test_a_tab_serves_with_its_graphics_device_when_asked_to(
 async def test_a_tab_without_a_graphics_device_serves_with_wasm(relay: FakeRelay) -> None:
     async with chromium() as plain:
         tab = Tab(await plain.new_page())
-        await tab.page.goto(relay.url + "/?gpu=1#auto")
+        await tab.page.goto(relay.url + "/?gpu=1")
+        await tab.start()
         offer = await relay.hear(messages.Offer)
         assert offer.kernel.startswith("wasm-")

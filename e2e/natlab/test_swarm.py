@@ -89,7 +89,8 @@ def test_tab_behind_a_nat_answers_over_the_relay_then_over_a_data_channel(
         alone = swarm.complete(tokens=16)
         with swarm.traffic():
             lab.start("hB", "chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
-                      "--disable-background-networking", f"--user-data-dir={tmp_path}/profile",
+                      "--disable-background-networking", "--user-agent=Chrome swarm-agreed",
+                      f"--user-data-dir={tmp_path}/profile",
                       f"{swarm.relay_url}/?workers=1#auto", log=tmp_path / "tab.log",
                       environment={"HOME": str(tmp_path)})  # fmt: skip
             lanes, give_up = [], time.monotonic() + WATCH_S["direct"]

@@ -6,7 +6,7 @@
  * the turn in which its computation ends.
  */
 
-import { messageOf } from './errors.js';
+import { codeOf, messageOf } from './errors.js';
 import { ExpertHost } from './host.js';
 import { NodeLinks } from './links.js';
 import { NodeMachine } from './node.js';
@@ -61,6 +61,9 @@ const NO_SEAL = { identity: null, why: 'sealing is switched off here' };
  * @property {number} calls
  * @property {number} rows
  * @property {number} failed
+ * @property {number} tokens  rows of the layer that had most of them: each token passes each layer once
+ * @property {boolean} paired  a backbone is there that may ask us
+ * @property {number|null} sinceCallS  since the last call was computed
  * @property {number} layers
  * @property {number} experts
  * @property {number} wanted
@@ -74,7 +77,8 @@ const NO_SEAL = { identity: null, why: 'sealing is switched off here' };
  * @property {string} store
  * @property {number} keptBytes
  * @property {'' | 'full' | 'stuck'} storeTrouble
- * @property {string} lastFault
+ * @property {string} lastFault  for developers
+ * @property {string} lastFaultCode  for words
  */
 
 /** One node. */
@@ -92,7 +96,7 @@ export class NodeClient {
         if (event.type === 'KernelTested') this.machine.config.threads = this.host.kernel?.width ?? 1;
         this.tell(event);
       },
-      fault: (message) => this.fault(message),
+      fault: (message, code) => this.fault(message, code),
       wants: (slice) => this.machine.wanted.has(slice),
       cancelled: (ticket) => this.machine.running.get(ticket)?.cancelled ?? true,
     });
@@ -122,6 +126,9 @@ export class NodeClient {
     this.resumeToken = undefined;
     this.refusing = false; // the backbone we are paired with: then others shall get our share
     this.lastFault = '';
+    this.lastFaultCode = '';
+    /** @type {Map<number, number>} rows answered, by layer */
+    this.rowsOf = new Map();
     this.bytesIn = 0; // of sessions that ended
     this.bytesOut = 0;
   }
@@ -185,6 +192,9 @@ export class NodeClient {
       calls: machine.counters.calls,
       rows: machine.counters.rows,
       failed: machine.counters.failed,
+      tokens: Math.max(0, ...this.rowsOf.values()),
+      paired: machine.assignment !== null && machine.assignment.peer !== 0,
+      sinceCallS: Number.isFinite(host.computedAt) ? this.clock() - host.computedAt : null,
       layers: ready.length,
       experts: ready.reduce((sum, experts) => sum + experts.length, 0),
       wanted: machine.wanted.size,
@@ -193,12 +203,13 @@ export class NodeClient {
       pledgedBytes: options.memoryBytes,
       medianMs: host.medianMs,
       rttMs: this.session?.rttMs ?? null,
-      bytesIn: this.bytesIn + host.bytesIn + (transport?.bytesReceived ?? 0),
-      bytesOut: this.bytesOut + (transport?.bytesSent ?? 0),
+      bytesIn: this.bytesIn + host.bytesIn + this.links.bytesReceived + (transport?.bytesReceived ?? 0),
+      bytesOut: this.bytesOut + this.links.bytesSent + (transport?.bytesSent ?? 0),
       store: options.keeper.store.kind,
       keptBytes: options.keeper.keptBytes,
       storeTrouble: options.keeper.trouble,
       lastFault: this.lastFault,
+      lastFaultCode: this.lastFaultCode,
     };
   }
 
@@ -309,7 +320,7 @@ export class NodeClient {
       send: (data) => transport.send(data),
       receive: (data) => heard(() => session.receiveData(data, this.clock())),
       refuse: (frame, fault) => {
-        this.fault(fault.message);
+        this.fault(fault.message, fault.code);
         heard(() => session.receiveFault(frame, fault, this.clock()));
       },
       stuck: (why) => heard(() => session.close(CloseCode.OVERLOADED, why)),
@@ -402,7 +413,7 @@ export class NodeClient {
       if (sealing === this.sealing) this.tell({ type: 'Assigned', assignment: this.assignmentOf(taken) });
     };
     const begin = () => {
-      sealing.assigned(assign, this.clock(), (hello) => this.sendSeal(sealing, hello)).catch((error) => this.fault(messageOf(error)));
+      sealing.assigned(assign, this.clock(), (hello) => this.sendSeal(sealing, hello)).catch((error) => this.fault(messageOf(error), codeOf(error)));
     };
     if (!this.options.seal?.pinned) {
       begin();
@@ -422,7 +433,7 @@ export class NodeClient {
       sealing.refuse(why);
       take({ ...assign, peer: 0, layers: [] });
     });
-    passage?.hold(looked.catch((error) => this.fault(messageOf(error))));
+    passage?.hold(looked.catch((error) => this.fault(messageOf(error), codeOf(error))));
   }
 
   /** @param {NodeSealing} sealing @param {import('./wire/messages.js').SealHello} hello */
@@ -437,7 +448,7 @@ export class NodeClient {
   agree({ peer, epoch, message }) {
     const agreed = this.sealing.answered(peer, epoch, message).then(
       () => this.options.onChange?.(),
-      (error) => this.fault(messageOf(error)),
+      (error) => this.fault(messageOf(error), codeOf(error)),
     );
     this.passage?.hold(agreed);
   }
@@ -446,7 +457,7 @@ export class NodeClient {
   assignmentOf(assign) {
     const layers = assign.layers.map((layer) => {
       const why = this.refusalOf(layer);
-      if (why) this.fault(`layer ${layer.layer} is not served: ${why}`);
+      if (why) this.fault(`layer ${layer.layer} is not served: ${why}`, 'not_served');
       return {
         layer: layer.layer,
         experts: layer.experts,
@@ -473,13 +484,15 @@ export class NodeClient {
     }
   }
 
-  /** @param {string} message */
-  fault(message) {
+  /** @param {string} message @param {string} code */
+  fault(message, code) {
     this.lastFault = message;
+    this.lastFaultCode = code;
   }
 
   /** @param {import('./node.js').Call} call @param {import('./wire/calls.js').Partial} partial */
   reply(call, partial) {
+    this.rowsOf.set(call.layer, (this.rowsOf.get(call.layer) ?? 0) + call.numTokens);
     const link = this.wayBack(call);
     if (link !== null) {
       link.session.sendPartial(BigInt(call.callId), call.epoch, partial);

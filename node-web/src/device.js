@@ -15,6 +15,9 @@
  * @property {boolean} workers  module workers and WebAssembly with SIMD can be tried
  */
 
+/** A function that uses one SIMD instruction; the kernel has nothing else. */
+const SIMD = Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11);
+
 // Built-in browsers stop downloads, sleep early or hide the address bar (field reports).
 const IN_APP = /** @type {[RegExp, string][]} */ ([
   [/FBAN|FBAV|FB_IAB/, 'Facebook'],
@@ -45,7 +48,7 @@ export function lookAtDevice(scope = globalThis) {
     wakeLock: navigator.wakeLock !== undefined,
     storage: navigator.storage?.getDirectory !== undefined || scope.caches !== undefined,
     inApp: IN_APP.find(([pattern]) => pattern.test(agent))?.[1] ?? null,
-    workers: scope.Worker !== undefined && scope.WebAssembly !== undefined,
+    workers: scope.Worker !== undefined && scope.WebAssembly?.validate?.(SIMD) === true,
   };
 }
 
@@ -54,15 +57,17 @@ const CHOICES_MB = [64, 128, 256, 512, 1000, 2000];
 
 /**
  * The memory one may lend here, and what we propose. A phone's browser ends a page that takes too much, without a
- * word: iPhones near 1.5 GB all told, so 256 MB is the most we propose on any phone.
+ * word: iPhones near 1.5 GB all told, so 256 MB is the most we propose on any phone. Of the memory that the browser
+ * admits, a quarter is the most that may be lent, and an eighth what we propose.
  * @param {Device} device
  * @returns {{choicesMb: number[], proposedMb: number}}
  */
 export function pledges(device) {
-  const mostMb = device.ios ? 256 : device.phone ? 1000 : 2000;
-  const choicesMb = CHOICES_MB.filter((mb) => mb <= mostMb);
-  const small = device.memoryGb !== null && device.memoryGb <= 2;
-  return { choicesMb, proposedMb: device.phone ? (small ? 128 : 256) : small ? 256 : 512 };
+  const kindMb = device.ios ? 256 : device.phone ? 1000 : 2000;
+  const deviceMb = device.memoryGb === null ? Infinity : device.memoryGb * 1000;
+  const upTo = (/** @type {number} */ mb) => CHOICES_MB.filter((choice, i) => i === 0 || choice <= mb);
+  const proposals = upTo(Math.min(device.phone ? 256 : 512, deviceMb / 8));
+  return { choicesMb: upTo(Math.min(kindMb, deviceMb / 4)), proposedMb: /** @type {number} */ (proposals.at(-1)) };
 }
 
 /** How many workers compute: a core stays free, and a phone stays cool. @param {Pick<Device, 'cores'|'phone'>} device */

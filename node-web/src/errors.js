@@ -42,6 +42,12 @@ export class KernelFault extends NodeError {
 
 export class CallRefused extends NodeError {}
 
+/** Its code, empty where it has none. @param {unknown} error @returns {string} */
+export function codeOf(error) {
+  const code = error instanceof Error && 'code' in error ? error.code : '';
+  return typeof code === 'string' ? code : ''; // DOMExceptions have numbers
+}
+
 /** The message of whatever was thrown. @param {unknown} error @returns {string} */
 export function messageOf(error) {
   return error instanceof Error ? error.message : String(error);

@@ -5,7 +5,7 @@
  * the turn in which the computation ends; others answer later.
  */
 
-import { CallRefused, KernelFault, messageOf, SliceFault, Unreachable } from './errors.js';
+import { CallRefused, codeOf, KernelFault, messageOf, SliceFault, Unreachable } from './errors.js';
 import { backoffS } from './node.js';
 import { answer, proveAndTime } from './work.js';
 
@@ -30,7 +30,7 @@ const IDLE_S = 0.02; // after so long without a call nothing has piled up
  * @property {() => number} clock  seconds, monotonic
  * @property {() => number} random
  * @property {(event: NodeEvent) => void} tell
- * @property {(message: string) => void} fault  what the owner of the device may read
+ * @property {(message: string, code: string) => void} fault  what the owner of the device may read
  * @property {(slice: string) => boolean} wants  is this slice still wanted?
  * @property {(ticket: number) => boolean} cancelled  is nobody waiting for this call any more?
  */
@@ -100,7 +100,7 @@ export class ExpertHost {
     } catch (error) {
       if (this.fetches.get(slice) !== abort) return;
       this.fetches.delete(slice);
-      this.owner.fault(messageOf(error));
+      this.owner.fault(messageOf(error), codeOf(error));
       this.owner.tell({ type: 'SliceFailed', slice, reason: messageOf(error) });
       if (error instanceof KernelFault) this.testKernel(); // no build is left, maybe
       return;
@@ -172,7 +172,7 @@ export class ExpertHost {
         if (this.kernel === null) this.lost([...this.held.values()].map(({ packed }) => packed), kernel);
         return { build: kernel.build, gbPerS };
       } catch (error) {
-        this.owner.fault(messageOf(error));
+        this.owner.fault(messageOf(error), codeOf(error));
         this.kernel = null; // calls are refused until the next one has passed
         kernel.close?.();
         if (!this.options.dropKernel?.(kernel.build, messageOf(error))) throw error;
@@ -198,12 +198,12 @@ export class ExpertHost {
     for (let attempt = 0; ; attempt++) {
       try {
         return await this.options.loadKernel((experts, why) => {
-          this.owner.fault(`${experts.length} experts lost: ${why}`);
+          this.owner.fault(`${experts.length} experts lost: ${why}`, 'kernel_fault');
           this.lost(experts);
         });
       } catch (error) {
         if (!(error instanceof Unreachable)) throw error;
-        this.owner.fault(error.message);
+        this.owner.fault(error.message, error.code);
         await new Promise((resolve) => setTimeout(resolve, backoffS(attempt, this.owner.random()) * 1000));
       }
     }
@@ -243,7 +243,7 @@ export class ExpertHost {
       ended();
       const code = error instanceof CallRefused ? error.code : 'kernel_fault';
       const message = messageOf(error).slice(0, 500);
-      this.owner.fault(message);
+      this.owner.fault(message, code);
       this.owner.tell({ type: 'CallFailed', ticket, code, message });
     };
     let result;

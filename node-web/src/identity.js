@@ -22,6 +22,29 @@ export function remember(key, value) {
   }
 }
 
+/** Notes that outlive the tab. */
+export const deviceNotes = { get: recall, set: remember };
+
+/** Notes that end with the tab. */
+export const tabNotes = {
+  /** @param {string} key @returns {string|null} */
+  get(key) {
+    try {
+      return sessionStorage.getItem(key);
+    } catch {
+      return null;
+    }
+  },
+  /** @param {string} key @param {string} value */
+  set(key, value) {
+    try {
+      sessionStorage.setItem(key, value);
+    } catch {
+      // Storage is blocked: a reload asks again.
+    }
+  },
+};
+
 /** This device's random name and the secret that proves a reconnect is the same device. */
 export function identity() {
   return { id: hexOnce('node-id'), secret: hexOnce('node-secret') };

@@ -44,6 +44,16 @@ export class NodeLinks {
     this.sha256 = sha256;
     /** @type {Map<string, Link>} */
     this.links = new Map();
+    this.endedIn = 0; // bytes of links that ended
+    this.endedOut = 0;
+  }
+
+  get bytesReceived() {
+    return [...this.links.values()].reduce((sum, { transport }) => sum + transport.bytesReceived, this.endedIn);
+  }
+
+  get bytesSent() {
+    return [...this.links.values()].reduce((sum, { transport }) => sum + transport.bytesSent, this.endedOut);
   }
 
   /** What the Offer says. @returns {string[]} */
@@ -154,8 +164,15 @@ export class NodeLinks {
   drop(link) {
     this.write(link);
     clearTimeout(link.timer);
-    link.passage.afterSending(() => link.transport.close(1000, ''));
-    this.links.delete(link.session.link);
+    const { transport } = link;
+    const { bytesSent } = transport;
+    link.passage.afterSending(() => {
+      this.endedOut += transport.bytesSent - bytesSent;
+      transport.close(1000, '');
+    });
+    if (!this.links.delete(link.session.link)) return;
+    this.endedIn += transport.bytesReceived;
+    this.endedOut += bytesSent;
   }
 
   /** The pairing or the session is over. @param {string} reason */

@@ -31,6 +31,12 @@ export async function openStore() {
   return new NoStore();
 }
 
+/** Every store in which something may be kept, without a write: another worker may be at work. @returns {Promise<SliceStore[]>} */
+export async function openStores() {
+  const opened = [openOpfs, openCache].map((open) => within(LIMIT_MS, open().catch(() => null), () => null));
+  return (await Promise.all(opened)).filter((store) => store !== null);
+}
+
 /** A store that gave back what it was given. @param {() => Promise<SliceStore>} open @returns {Promise<SliceStore | null>} */
 async function probed(open) {
   try {
@@ -295,10 +301,14 @@ export class Keeper {
     await this.limited(this.store.remove(slice), undefined);
   }
 
-  /** Delete everything this page ever kept. */
+  /** Delete everything this page ever kept; what could not be deleted is kept still. @returns {Promise<number>} bytes that are gone */
   async clear() {
-    for (const slice of [...(await this.store.list()).keys()]) await this.remove(slice);
-    this.kept.clear();
+    await this.idle();
+    await this.open();
+    const before = this.keptBytes;
+    for (const slice of this.inventory()) await this.remove(slice);
+    await this.open();
+    return before - this.keptBytes;
   }
 
   /** What a store answers, or `instead` when it never does. @template T @param {Promise<T>} answer @param {T} instead */

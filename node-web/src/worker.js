@@ -2,8 +2,8 @@
  * The page's worker: socket, kernel and heartbeats live here, where a hidden tab's timers are not slowed down.
  *
  * In:  {type: 'start', settings} · {type: 'pause', paused} · {type: 'leave'} · {type: 'sleep', reason} · {type: 'look'} · {type: 'network'}
- *      {type: 'power', power} · {type: 'forget'}
- * Out: {type: 'status', status} · {type: 'forgotten'} · {type: 'rtc', offer: {sdp, stun, port}}
+ *      {type: 'power', power} · {type: 'kept'} · {type: 'forget'}
+ * Out: {type: 'status', status} · {type: 'kept', keptBytes, goneBytes} · {type: 'rtc', offer: {sdp, stun, port}}
  */
 
 import { NodeClient } from './client.js';
@@ -13,7 +13,7 @@ import { ChosenKernel } from './kernels/chosen.js';
 import { PoolKernel } from './kernels/pool.js';
 import { WebGpuKernel } from './kernels/webgpu.js';
 import { sealPolicy } from './keys.js';
-import { Keeper, openStore } from './store.js';
+import { Keeper, openStore, openStores } from './store.js';
 import { RtcTransport } from './transports/webrtc.js';
 import { linkUrl, relayConnector, WebSocketTransport } from './transports/websocket.js';
 
@@ -31,6 +31,7 @@ const JUMP_MS = 6000; // a tick this late means we did not run: no session survi
  * @property {string|null} pinned  fingerprint of the only backbone to work for
  * @property {boolean} rtc  whether the page can open data channels
  * @property {number} workers  that compute; with one, this worker computes itself
+ * @property {boolean} paused  from the start
  * @property {boolean} gpu  whether the graphics device is asked first; only backbones that allow inexact nodes call it
  */
 
@@ -41,7 +42,7 @@ let due;
 let lastTick = Date.now();
 
 /** @param {Settings} settings */
-async function start({ page, pinned, memoryBytes, name, identity, power, workers, gpu, rtc }) {
+async function start({ page, pinned, memoryBytes, name, identity, power, workers, gpu, rtc, paused }) {
   const keeper = new Keeper(await openStore(), memoryBytes);
   await keeper.open();
   const builds = new KernelBuilds((build) => compileKernel(new URL(`kernels/kernel-${build}.wasm`, page)));
@@ -72,6 +73,7 @@ async function start({ page, pinned, memoryBytes, name, identity, power, workers
     onChange: report,
   });
   client.start();
+  client.pause(paused);
 }
 
 /** Several workers where the browser lets us have them, else this one. @param {KernelBuilds} builds @param {number} workers @param {(experts: import('./kernels/kernel.js').PackedExpert[], why: string) => void} onLost */
@@ -162,12 +164,34 @@ function look() {
 
 setInterval(() => {
   if (!client?.machine.asleep) look();
-  if (client?.machine.connectAt !== null || (client?.machine.counters.calls ?? 0) > 0) report();
+  if (client !== null && client.machine.state !== 'CLOSED') report();
 }, TICK_MS);
 
+/** Say what is kept, and what is gone of it; a page that only asks has no node. @param {boolean} clear */
+async function tellKept(clear) {
+  const keepers = client !== null ? [client.options.keeper] : (await openStores()).map((store) => new Keeper(store, 0));
+  const said = { type: 'kept', keptBytes: 0, goneBytes: 0 };
+  for (const keeper of keepers) {
+    if (client === null) await keeper.open();
+    if (clear) said.goneBytes += await keeper.clear();
+    said.keptBytes += keeper.keptBytes;
+  }
+  postMessage(said);
+}
+
+/** What was said while the node was being made waits for it. */
+let started = Promise.resolve();
+
 addEventListener('message', ({ data }) => {
+  if (data.type === 'start') {
+    started = start(data.settings);
+    started.catch((error) => setTimeout(() => { throw error; })); // a rejection alone would not reach the page
+  } else started.then(() => handle(data), () => undefined);
+});
+
+/** @param {any} data */
+function handle(data) {
   switch (data.type) {
-    case 'start': start(data.settings); break;
     case 'pause': client?.pause(data.paused); break;
     case 'leave': client?.leave('the owner left'); break;
     case 'sleep': client?.sleep(data.reason); break;
@@ -177,8 +201,7 @@ addEventListener('message', ({ data }) => {
       break;
     case 'network': client?.checkAlive(); break;
     case 'power': client?.setPower(data.power); break;
-    case 'forget':
-      openStore().then((store) => new Keeper(store, 0).clear()).finally(() => postMessage({ type: 'forgotten' }));
-      break;
+    case 'kept': tellKept(false); break;
+    case 'forget': tellKept(true); break;
   }
-});
+}

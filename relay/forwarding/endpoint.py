@@ -652,11 +652,26 @@ class Hub:
             ],
         }
 
+    def offer(self) -> dict[str, Any]:
+        """Say what a page may tell before its device joins: which models are here."""
+        return {
+            "models": [
+                {
+                    "name": backbone.catalogue.manifest.name,
+                    "size_bytes": backbone.catalogue.size_bytes,
+                    "nodes": len(backbone.nodes),
+                }
+                for backbone in self.pool.backbones.values()
+            ]
+        }
+
     def path_of(self, id_start: str) -> dict[str, Any] | None:
         """Say which lane carries the calls of the node whose id begins so; None if it is not here."""
         for node in self.pool.nodes.values():
             if node.node_id.startswith(id_start):
-                return self._path(node.backbone, node.handle)
+                backbone = self.pool.backbones.get(node.backbone or 0)
+                model = None if backbone is None else backbone.catalogue.manifest.name
+                return self._path(node.backbone, node.handle) | {"model": model}
         return None
 
     def _path(self, backbone: int | None, node: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ policy the real relay sets.
 """
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,7 @@ class FakeRelay:
         self.served: Counter[str] = Counter()
         self.heard: asyncio.Queue[Heard] = asyncio.Queue()
         self.files: dict[str, bytes] = {}  # scripts of a test, beside or instead of the page's own
+        self.offer: dict[str, Any] = {"models": []}  # what is said before a node joins
         self.page_headers: dict[str, str] = {}  # with every file of the page
         self.on_slice: Callable[[str], bytes | int | None] = lambda slice_id: None
         self.deaf = False  # to what comes on the connection that is open now
@@ -129,6 +131,15 @@ class FakeRelay:
         return _response(status, body, {"Content-Type": "application/octet-stream"})
 
     def _page(self, path: str) -> Response:
+        said = {"/healthz": {}, "/swarm.json": self.offer}.get(
+            path, {} if path.startswith("/lanes/") else None
+        )
+        if said is not None:
+            body = json.dumps(said or None).encode()
+            return _response(200, body, {"Content-Type": "application/json"})
+        return self._file(path)
+
+    def _file(self, path: str) -> Response:
         """A file of the test or the page, or a kernel, as it stands in the checkout."""
         base = ROOT / ("relay/_built" if path.startswith("/kernels/") else "node-web")
         file = (base / path.removeprefix("/kernels/").lstrip("/")) if path != "/" else base / "index.html"

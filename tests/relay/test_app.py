@@ -141,6 +141,9 @@ def test_status_metrics_and_command_say_which_lane_carries_calls_why_and_since_w
                     assert " ".join(line.split()).endswith(said)
                     path = (await http.get(f"/lanes/{name}.json")).json()
                     assert (path["lane"], path["why"]) == ("webrtc", "faster by half")
+                    (offered,) = (await http.get("/swarm.json")).json()["models"]
+                    assert (offered["name"], offered["nodes"]) == (path["model"], 1)
+                    assert offered["size_bytes"] > 0
                     assert (path["age_s"] or 0) >= (30 if measured else 0) and (
                         path["age_s"] is None
                     ) != measured

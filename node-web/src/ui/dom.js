@@ -17,3 +17,8 @@ export function make(tag, text = '', className = '') {
   if (className) node.className = className;
   return node;
 }
+
+/** Whether an element is there and could have the focus. @param {HTMLElement} node @returns {boolean} */
+export function focusable(node) {
+  return node.isConnected && node.closest('[hidden]') === null && !(/** @type {HTMLButtonElement} */ (node).disabled);
+}

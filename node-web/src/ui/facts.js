@@ -1,54 +1,59 @@
-/** The device panel: what was tested, what is kept, what this browser withholds. */
+/** The device panel: what was tested, who is at the other end, what is kept, what this browser withholds. */
 
 import { missing } from '../device.js';
 import { element, make } from './dom.js';
 import { bytes } from './format.js';
+import { activityOf, difficulty } from './words.js';
 
 /**
  * @typedef {'good'|'warn'|'bad'|''} Mark
  * @typedef {{level: number, charging: boolean}|null} Battery
  * @typedef {{battery: Battery, metered: boolean, awake: boolean}} Surroundings
  * @typedef {import('../client.js').Status} Status
- * @typedef {{lane: string, why: string, age_s: number|null}} Lane
+ * @typedef {{lane: string, why: string, age_s: number|null, model?: string|null}} Lane
+ * @typedef {import('./view.js').Facts} Facts
  */
 
 export class FactsPanel {
-  /** @param {import('../device.js').Device} device @param {() => void} forget */
-  constructor(device, forget) {
-    this.device = device;
-    this.forget = /** @type {HTMLButtonElement} */ (element('forget'));
-    this.forget.addEventListener('click', () => {
-      this.forget.disabled = true;
-      forget();
-    });
+  /** @param {import('../device.js').Device} device */
+  constructor(device) {
     const lacking = missing(device);
     if (lacking !== null) {
       const list = make('ul');
       list.append(...lacking.lacks.map((text) => make('li', text)));
-      element('missing').append(make('p', lacking.why), list, make('p', lacking.mend));
+      element('missing').replaceChildren(make('p', lacking.why), list, make('p', lacking.mend));
       element('missing').hidden = false;
     }
     this.shown = '';
-    /** Which lane carries our calls, as the backbone says. @type {Lane|null} */
-    this.lane = null;
   }
 
-  /** @param {Status|null} status @param {Surroundings} around */
-  show(status, around) {
-    const running = status !== null && status.state !== 'CLOSED';
-    const facts = [...kernelFacts(status), ...sealFacts(status), ...(running ? laneFacts(this.lane) : []), ...storeFacts(status), ...powerFacts(this.device, around, running)];
-    if ((status?.state === 'ASSIGNED' || status?.state === 'GREETED') && status.lastFault) facts.push(['warn', `Last difficulty: ${status.lastFault}`]);
-    const text = JSON.stringify(facts);
+  /** @param {Facts} facts */
+  show(facts) {
+    const lines = factLines(facts);
+    const text = JSON.stringify(lines);
     if (text === this.shown) return;
     this.shown = text;
-    element('facts').replaceChildren(...facts.map(([mark, fact]) => make('li', fact, mark)));
+    element('facts').replaceChildren(...lines.map(([mark, line]) => make('li', line, mark)));
   }
+}
 
-  /** Offer to delete what is kept, while nothing runs. @param {boolean} possible */
-  offerForget(possible) {
-    this.forget.hidden = !possible;
-    if (possible) this.forget.disabled = false;
-  }
+/** Every line, from nothing but the facts. @param {Facts} facts @returns {[Mark, string][]} */
+export function factLines({ device, status, around, hold, lane, keptBytes, goneBytes }) {
+  const running = status !== null && status.state !== 'CLOSED';
+  const paired = running && status.paired && activityOf(status, hold) !== 'connecting';
+  return [
+    ...kernelFacts(running ? status : null),
+    ...(running ? sealFacts(status) : []),
+    ...(paired ? laneFacts(lane) : []),
+    ...storeFacts(running ? status : null, keptBytes, goneBytes),
+    ...powerFacts(device, around, running),
+    ...(running && hasTrouble(status) ? [/** @type {[Mark, string]} */ (['warn', `Last difficulty: ${difficulty(status.lastFaultCode)}`])] : []),
+  ];
+}
+
+/** What failed is told while it matters: until all is loaded. @param {Status} status */
+function hasTrouble(status) {
+  return status.lastFault !== '' && (status.state === 'GREETED' || (status.paired && status.loaded < status.wanted));
 }
 
 /** @param {Status|null} status @returns {[Mark, string][]} */
@@ -63,26 +68,32 @@ function kernelFacts(status) {
 function laneFacts(lane) {
   if (lane === null) return [];
   const age = lane.age_s === null ? 'not measured yet' : `measured ${Math.round(lane.age_s)} s ago`;
-  return [['', `Calls take the ${lane.lane} lane: ${lane.why} (${age})`]];
+  /** @type {[Mark, string][]} */
+  const model = lane.model ? [['', `The model is ${lane.model}`]] : [];
+  return [...model, ['', `Calls take the ${lane.lane} lane: ${lane.why} (${age})`]];
 }
 
-/** @param {Status|null} status @returns {[Mark, string][]} */
+/** @param {Status} status @returns {[Mark, string][]} */
 function sealFacts(status) {
-  switch (status?.seal) {
+  switch (status.seal) {
     case 'sealed': return [['good', `Sealed: the relay cannot read what passes. The model’s computer has the key ${status.backbone}`]];
     case 'unsealed': return [['warn', `Not sealed: ${status.sealWhy}. The relay can read what this device is sent and answers`]];
     default: return [];
   }
 }
 
-/** @param {Status|null} status @returns {[Mark, string][]} */
-function storeFacts(status) {
-  if (status === null) return [];
-  if (status.storeTrouble === 'stuck') return [['warn', 'The browser’s storage does not answer: model parts stay in memory only']];
-  if (status.storeTrouble === 'full') return [['warn', 'Storage is full: model parts stay in memory only and are loaded again next time']];
+/** @param {Status|null} status @param {number} keptBytes @param {number} goneBytes @returns {[Mark, string][]} */
+function storeFacts(status, keptBytes, goneBytes) {
+  /** @type {[Mark, string][]} */
+  const gone = goneBytes > 0 ? [['good', `${bytes(goneBytes)} of model parts were deleted from this device`]] : [];
+  /** @type {[Mark, string][]} */
+  const kept = keptBytes > 0 ? [['good', `${bytes(keptBytes)} of model parts kept on this device for the next visit`]] : [];
+  if (status === null) return [...gone, ...kept];
+  if (status.storeTrouble === 'stuck') return [...gone, ['warn', 'The browser’s storage does not answer: model parts stay in memory only']];
+  if (status.storeTrouble === 'full') return [...gone, ...kept, ['warn', 'Storage is full: other model parts stay in memory only and are loaded again next time']];
   if (status.store === 'memory') return [['', 'Model parts stay in memory and are gone when the page closes']];
-  if (status.keptBytes === 0) return [['', 'Model parts will be kept on this device for the next visit']];
-  return [['good', `${bytes(status.keptBytes)} of model parts kept on this device for the next visit`]];
+  if (!kept.length && !gone.length) return [['', 'Model parts will be kept on this device for the next visit']];
+  return [...gone, ...kept];
 }
 
 /** @param {import('../device.js').Device} device @param {Surroundings} around @param {boolean} running @returns {[Mark, string][]} */

@@ -14,14 +14,14 @@ export function bytes(value) {
     value /= 1000;
     unit += 1;
   }
-  return `${unit === 0 || value >= 100 ? Math.round(value) : value.toPrecision(2 + Number(value >= 10))} ${units[unit]}`;
+  return `${unit === 0 || value >= 100 ? Math.round(value) : value.toPrecision(2 + Number(value >= 10))}\u00a0${units[unit]}`; // the number and its unit stay on one line
 }
 
 /** @param {number|null} value @returns {string} */
 export function milliseconds(value) {
   if (value === null) return '–';
-  if (value <= 0.1) return 'at most 0.1 ms'; // browsers do not let pages measure finer
-  return `${value >= 100 ? Math.round(value) : value.toPrecision(2)} ms`;
+  if (value <= 0.1) return 'at most 0.1\u00a0ms'; // browsers do not let pages measure finer
+  return `${value >= 100 ? Math.round(value) : value.toPrecision(2)}\u00a0ms`;
 }
 
 /** @param {number} value @param {string} one @param {string} [many] */

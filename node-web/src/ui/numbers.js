@@ -3,23 +3,29 @@
 import { element, make, say } from './dom.js';
 import { bytes, count, milliseconds } from './format.js';
 
-/** @typedef {import('../client.js').Status} Status */
+/**
+ * @typedef {import('../client.js').Status} Status
+ * @typedef {import('./view.js').Work} Work
+ * @typedef {[string, (s: Status, before: Work) => string]} Row
+ */
 
-const BIG = /** @type {[string, (s: Status) => string][]} */ ([
+const BIG = /** @type {Row[]} */ ([
   ['calls answered', (s) => count(s.calls)],
-  ['rows computed', (s) => count(s.rows)],
+  ['tokens helped', (s) => count(s.tokens)],
   ['layers held', (s) => count(s.layers)],
   ['model data held', (s) => bytes(s.heldBytes)],
 ]);
 
-const DETAILS = /** @type {[string, (s: Status) => string][]} */ ([
+const DETAILS = /** @type {Row[]} */ ([
+  ['Rows computed', (s) => count(s.rows)],
   ['Time per call (median)', (s) => milliseconds(s.medianMs)],
-  ['Speed of this device', (s) => (s.gbPerS ? `${s.gbPerS.toFixed(1)} GB/s` : '–')],
+  ['Speed of this device', (s) => (s.gbPerS ? `${s.gbPerS.toFixed(1)}\u00a0GB/s` : '–')],
   ['Received · sent', (s) => `${bytes(s.bytesIn)} · ${bytes(s.bytesOut)}`],
   ['Path', (s) => (s.path ? `${s.path}${s.rttMs === null ? '' : `, ${milliseconds(s.rttMs)} round trip to the relay`}` : '–')],
   ['Sealed against the relay', (s) => ({ sealed: 'yes', unsealed: 'no', refused: 'refused', agreeing: 'agreeing on keys', none: '–' })[s.seal]],
   ['Memory lent', (s) => `${bytes(s.heldBytes)} of ${bytes(s.pledgedBytes)} used`],
   ['Calls not answered', (s) => count(s.failed)],
+  ['All visits: calls · tokens', (s, before) => `${count(before.calls + s.calls)} · ${count(before.tokens + s.tokens)}`],
 ]);
 
 export class NumbersPanel {
@@ -29,16 +35,18 @@ export class NumbersPanel {
     this.details = fill(element('details'), DETAILS);
   }
 
-  /** @param {Status} status */
-  show(status) {
-    this.panel.hidden = false;
-    BIG.forEach(([, text], i) => say(this.big[i], text(status)));
-    DETAILS.forEach(([, text], i) => say(this.details[i], text(status)));
+  /** @param {Status|null} status @param {Work} before */
+  show(status, before) {
+    this.panel.hidden = status === null;
+    const text = (/** @type {Row} */ [, of]) => (status === null ? '–' : of(status, before));
+    BIG.forEach((row, i) => say(this.big[i], text(row)));
+    DETAILS.forEach((row, i) => say(this.details[i], text(row)));
   }
 }
 
-/** @param {Element} list @param {[string, unknown][]} rows @returns {HTMLElement[]} */
+/** @param {Element} list @param {Row[]} rows @returns {HTMLElement[]} */
 function fill(list, rows) {
+  list.replaceChildren();
   return rows.map(([name]) => {
     const row = make('div');
     const value = make('dd', '–');

@@ -5,18 +5,14 @@ import { recall, remember } from '../identity.js';
 import { element, make } from './dom.js';
 
 const KEY = 'pledge-mb';
-const UNFINISHED = 'loading';
 
 export class PledgePanel {
-  /** @param {import('../device.js').Device} device */
-  constructor(device) {
+  /** @param {import('../device.js').Device} device @param {() => void} onChange */
+  constructor(device, onChange) {
     const { choicesMb, proposedMb } = pledges(device);
+    this.choicesMb = choicesMb;
     const known = Number(recall(KEY));
-    let chosen = choicesMb.includes(known) ? known : proposedMb;
-    // A page that ends while loading, without a word, was probably ended for its memory: lend less this time.
-    this.reduced = recall(UNFINISHED) === '1' && chosen > choicesMb[0];
-    if (this.reduced) chosen = choicesMb[choicesMb.indexOf(chosen) - 1];
-    remember(UNFINISHED, '0');
+    const chosen = choicesMb.includes(known) ? known : proposedMb;
     this.choices = element('choices');
     for (const mb of choicesMb) {
       const label = make('label');
@@ -28,19 +24,24 @@ export class PledgePanel {
       label.append(input, make('span', mb < 1000 ? `${mb} MB` : `${mb / 1000} GB`));
       this.choices.append(label);
     }
+    this.choices.addEventListener('change', onChange);
   }
 
-  /** Note whether model parts are being loaded, for the next visit to know. @param {boolean} loading */
-  mark(loading) {
-    const text = loading ? '1' : '0';
-    if (recall(UNFINISHED) !== text) remember(UNFINISHED, text);
-  }
-
-  /** @returns {number} */
-  chosenMb() {
+  get chosenMb() {
     const input = /** @type {HTMLInputElement|null} */ (this.choices.querySelector('input:checked'));
-    const mb = Number(input?.value ?? 64);
-    remember(KEY, String(mb));
-    return mb;
+    return Number(input?.value ?? this.choicesMb[0]);
+  }
+
+  /** For the next visit. */
+  keep() {
+    remember(KEY, String(this.chosenMb));
+  }
+
+  /** Half as much, for this visit and the next: the last one ended badly. */
+  lower() {
+    const at = this.choicesMb.indexOf(this.chosenMb);
+    const input = /** @type {HTMLInputElement|null} */ (this.choices.querySelector(`input[value="${this.choicesMb[Math.max(0, at - 1)]}"]`));
+    if (input !== null) input.checked = true;
+    this.keep();
   }
 }
