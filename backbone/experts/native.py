@@ -108,10 +108,29 @@ class NativeKernel:
         self._scratch = _Scratch()
         self._proven: set[int] = set()  # known-answer tests that this build passed
 
-    def pack(self, formula: Formula, slice_bytes: Buffer, rows: Rows | None = None) -> PackedExpert:
+    def packed_bytes(self, formula: Formula) -> int:
+        """Say how much memory one packed expert takes; NotSupported where there is none."""
+        return self._sized(formula)[2]
+
+    def reserve(self, formula: Formula) -> PackedExpert:
+        """
+        Take the memory of one expert for a later `pack`.
+
+        Raises:
+            MemoryError: there is none. Else as `pack`.
+        """
+        return PackedExpert(self._formula(formula)[2])
+
+    def pack(
+        self,
+        formula: Formula,
+        slice_bytes: Buffer,
+        rows: Rows | None = None,
+        into: PackedExpert | None = None,
+    ) -> PackedExpert:
         """
         Rearrange one slice (gate, up, down as they stand in the GGUF, then biases and scales) for this CPU;
-        with `rows`, only these of its matrices: for expert_hidden and expert_finish.
+        with `rows`, only these of its matrices: for expert_hidden and expert_finish. into: from `reserve`.
 
         Raises:
             NonFinite: a weight or scale is an infinity or NaN.
@@ -125,7 +144,9 @@ class NativeKernel:
             if data.size != expected_bytes:
                 raise BadCall(-3, f"slice of {data.size} bytes refused")
             return self.pack_pieces(formula, lambda at, size: data[at : at + size].data, rows)
-        packed = PackedExpert(packed_bytes)
+        packed = PackedExpert(packed_bytes) if into is None else into
+        if packed.size_bytes != packed_bytes:
+            raise BadCall(-3, f"{packed.size_bytes} bytes reserved for an expert of {packed_bytes}")
         code = self._lib.expert_pack(
             ctypes.byref(c_formula), data.ctypes.data, data.size, packed.address, packed_bytes
         )
@@ -293,8 +314,14 @@ class NativeKernel:
 
     def _formula(self, formula: Formula) -> tuple[CFormula, int, int]:
         """Give the C form of a formula, proven, with the sizes of its slices, as found and packed."""
-        if (known := self._formulas.get(formula)) is not None:
-            return known
+        if (known := self._formulas.get(formula)) is None:
+            known = self._sized(formula)
+            self._prove(known[0])
+            self._formulas[formula] = known
+        return known
+
+    def _sized(self, formula: Formula) -> tuple[CFormula, int, int]:
+        """The same before it is proven."""
         gate_type = -1 if formula.gate_type is None else formula.gate_type
         activation = ACTIVATION_NUMBERS.get(formula.activation)
         position = WEIGHT_POSITION_NUMBERS.get(formula.weight_position)
@@ -306,10 +333,7 @@ class NativeKernel:
         )  # fmt: skip
         slice_bytes = self._lib.expert_slice_bytes(ctypes.byref(c_formula))
         check(slice_bytes, f"formula {formula}")
-        self._prove(c_formula)
-        known = c_formula, slice_bytes, self._lib.expert_packed_bytes(ctypes.byref(c_formula))
-        self._formulas[formula] = known
-        return known
+        return c_formula, slice_bytes, self._lib.expert_packed_bytes(ctypes.byref(c_formula))
 
     def _words(
         self,

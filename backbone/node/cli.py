@@ -15,6 +15,7 @@ from backbone.experts.native import KernelFault, NativeKernel
 from backbone.experts.webgpu import WebGpuKernel
 from backbone.lanes.direct import ListenAt
 from backbone.node.client import ClientConfig, NodeClient, Status
+from backbone.node.disk import default_cache_dir
 from backbone.node.keys import default_key_file, fresh_identity, kept_identity
 from backbone.node.machine import State
 from relay.program import values
@@ -102,6 +103,18 @@ def parser() -> argparse.ArgumentParser:
         default="native",
         help="webgpu: this machine's graphics device, for backbones that allow inexact nodes (native)",
     )
+    p.add_argument(
+        "--cache-dir",
+        type=values.path,
+        metavar="FOLDER",
+        help="where slices outlive this run (in the user's XDG cache folder); nodes may share it",
+    )
+    p.add_argument(
+        "--cache-size",
+        type=values.size(),
+        metavar="SIZE",
+        help="how much disk they may take; 0: keep none (twice --memory)",
+    )
     p.add_argument("--verbose", action="store_true", help="say more")
     return p
 
@@ -121,6 +134,8 @@ def main(argv: list[str] | None = None) -> int:
             ListenAt.of(args.listen, args.public_url, args.tls_cert, args.tls_key),
             not args.no_links,
             seal_policy(args),
+            None if args.cache_size == 0 else args.cache_dir or default_cache_dir(os.environ),
+            2 * args.memory if args.cache_size is None else args.cache_size,
         )
         return run_async(lambda: _serve(config, args.kernel), stopped_status=0)
     except (BackboneError, KernelFault, OSError) as exc:

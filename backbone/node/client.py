@@ -15,16 +15,19 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from backbone.errors import BackboneError
+from backbone.experts.native import KernelError
 from backbone.lanes.direct import ListenAt
 from backbone.lanes.link import Link
 from backbone.lanes.network import address_towards, watch
 from backbone.node import events as ev
+from backbone.node.disk import SliceDisk
 from backbone.node.host import ExpertHost, log_failure
 from backbone.node.links import NodeLinks
 from backbone.node.machine import NodeConfig, NodeMachine, State
@@ -66,7 +69,8 @@ class ClientConfig:
     What the owner of the machine allows. `relay_url` is the http(s) URL people open.
 
     listen: where a backbone may reach this node directly. links: whether links past the relay are used.
-    seal: whether and as whom it seals, and for which backbone only; by default it does not.
+    seal: whether and as whom it seals, and for which backbone only; by default it does not. cache_dir: where
+    slices outlive this run, in at most cache_bytes.
     """
 
     relay_url: str
@@ -76,6 +80,8 @@ class ClientConfig:
     listen: ListenAt | None = None
     links: bool = True
     seal: SealPolicy = field(default_factory=SealPolicy)
+    cache_dir: Path | None = None
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +126,8 @@ class NodeClient:
             NodeConfig(config.memory_bytes, threads=config.threads), random.SystemRandom().random
         )
         self._identity = identity or Identity.new()
-        self._host = ExpertHost(kernel, config.relay_url, config.threads, self._tell)
+        disk = None if config.cache_dir is None else SliceDisk(config.cache_dir, config.cache_bytes)
+        self._host = ExpertHost(kernel, config.relay_url, config.threads, self._tell, disk)
         self._on_change = on_change
         self._work: dict[int, LayerWork] = {}
         self._links = NodeLinks(self._link_event, self._send_signal, config.listen)
@@ -253,7 +260,7 @@ class NodeClient:
         if self._session is None or self._session.closed is not None:
             return
         match effect:
-            case ev.SendOffer(inventory, memory_bytes):
+            case ev.SendOffer(_, memory_bytes):
                 assert self.machine.kernel is not None
                 self._session.send_offer(
                     Offer(
@@ -263,7 +270,7 @@ class NodeClient:
                         battery=None,
                         metered=False,
                         name=self.config.name,
-                        inventory=inventory[:MAX_INVENTORY],
+                        inventory=self._host.inventory(MAX_INVENTORY),
                         lanes=self._links.lanes if self.config.links else (),
                         listen=self._links.listen if self.config.links else None,
                         seal=self.config.seal.public,
@@ -487,7 +494,8 @@ class NodeClient:
             try:
                 work = LayerWork.of(assigned)
                 refusal = self._host.refusal(work.formula) or ""
-            except (BackboneError, ArithmeticError, LookupError, TypeError, ValueError) as exc:
+                held_bytes = 0 if refusal else self._host.slice_cost(work.formula)
+            except (BackboneError, KernelError, ArithmeticError, LookupError, TypeError, ValueError) as exc:
                 refusal = str(exc) or type(exc).__name__  # a relay may say anything: that ends no session
             if refusal or work is None:
                 log.error("layer %d is not served: %s", assigned.layer, refusal)
@@ -501,6 +509,7 @@ class NodeClient:
                     assigned.slice_bytes,
                     work.formula.hidden_dim,
                     work.grids,
+                    held_bytes=held_bytes,
                     body=work,
                 )
             )

@@ -17,7 +17,8 @@ class AssignedLayer:
     What we shall hold of one layer: expert index -> slice id.
 
     `grids` are those the layer is calibrated for (PROTOCOL.md "Grids"); `body` is the driver's.
-    `refusal`: why this kernel cannot compute the layer, if it cannot.
+    `refusal`: why this kernel cannot compute the layer, if it cannot. `held_bytes`: what a slice takes in
+    memory, if that is known before (0: it is not).
     """
 
     layer: int
@@ -26,6 +27,7 @@ class AssignedLayer:
     hidden_dim: int
     grids: tuple[int, ...]
     refusal: str = ""
+    held_bytes: int = 0
     body: object = field(default=None, compare=False, repr=False)
 
 

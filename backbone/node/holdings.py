@@ -107,6 +107,9 @@ class Holdings:
         layers = tuple(layers)
         self._layers = {layer.layer: layer for layer in layers if not layer.refusal}
         self._refused_layers = {layer.layer: layer for layer in layers if layer.refusal}
+        for layer in self._layers.values():
+            if layer.held_bytes > self._cost(layer.slice_bytes):
+                self._costs[layer.slice_bytes] = layer.held_bytes
         if model_tag and model_tag != self._model_tag:
             self._model_tag = model_tag
             self.pledge_bytes = self._room_bytes

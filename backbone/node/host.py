@@ -8,7 +8,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import monotonic
 
 import httpx
 
@@ -17,7 +18,8 @@ from backbone.experts.webgpu import WebGpuKernel
 from backbone.experts.webgpu import refusal as graphics_refusal
 from backbone.model.formula import Formula
 from backbone.node import events as ev
-from backbone.node.store import FETCH_TIMEOUT_S, HeldSlice, SliceFault, fetch_slice, verify_and_pack
+from backbone.node.disk import SliceDisk
+from backbone.node.store import FETCH_TIMEOUT_S, HeldSlice, SliceFault, download, matches, pack, reserve
 from backbone.node.work import Kernel, LayerWork, Refused, answer, prove_and_time
 from relay.program.complaints import Complaints
 from relay.wire import session
@@ -25,20 +27,34 @@ from relay.wire.messages import Partial
 
 log = logging.getLogger(__name__)
 
+type Write = Callable[[str, bytes | bytearray], None]
+
 # Weights one core streams in about half a millisecond. Computed on the loop, such a call is spared two thread
 # switches, which cost 0.2 ms on a busy machine with two cores.
 INLINE_BYTES = 4_000_000
+
+PARTIALS = 8  # downloads that broke off, kept in memory
+UNWRITTEN_BYTES = 64_000_000  # that wait for a slow disk, before fetching waits for it
+WRITE_WAIT_S = 5.0
+READ_WAIT_S = 5.0
+CLOSE_WAIT_S = 0.5  # for what is being written: one signal ends a node within 2 s
 
 
 class ExpertHost:
     """
     One kernel and its experts; `tell` hears on the event loop what came of the work.
 
-    slices_url: where `/slices/<id>` is. threads: so many calls are computed side by side. Close it.
+    slices_url: where `/slices/<id>` is. threads: so many calls are computed side by side. disk: where slices
+    outlive this run. Close it.
     """
 
     def __init__(
-        self, kernel: Kernel, slices_url: str, threads: int, tell: Callable[[ev.Event], None]
+        self,
+        kernel: Kernel,
+        slices_url: str,
+        threads: int,
+        tell: Callable[[ev.Event], None],
+        disk: SliceDisk | None = None,
     ) -> None:
         self.kernel = kernel
         self.bytes_in = 0
@@ -47,6 +63,10 @@ class ExpertHost:
         self._compute = ThreadPoolExecutor(threads, thread_name_prefix="compute")
         self._pack = ThreadPoolExecutor(1, thread_name_prefix="pack")
         self._http = httpx.AsyncClient(base_url=slices_url, timeout=FETCH_TIMEOUT_S, trust_env=False)
+        self._disk = disk
+        self._disk_io = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        self._unwritten: dict[Future[None], int] = {}  # bytes that wait for the disk
+        self._partials: dict[str, bytearray] = {}  # downloads that broke off
         self._held: dict[str, HeldSlice] = {}
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._test: asyncio.Task[None] | None = None
@@ -63,9 +83,19 @@ class ExpertHost:
             task.cancel()
         self._compute.shutdown(wait=False, cancel_futures=True)
         self._pack.shutdown(wait=False, cancel_futures=True)
+        await asyncio.sleep(0)  # what was cancelled keeps its parts
+        if self._unwritten:
+            writes = [asyncio.wrap_future(write) for write in self._unwritten]
+            await asyncio.wait(writes, timeout=CLOSE_WAIT_S)
+        self._disk_io.shutdown(wait=False, cancel_futures=True)
         await self._http.aclose()
 
     # --- slices
+
+    def inventory(self, most: int) -> tuple[str, ...]:
+        """Slices that need not be fetched: those held, then those on disk."""
+        kept = self._disk.inventory(most) if self._disk is not None else ()
+        return tuple(sorted(list(dict.fromkeys((*sorted(self._held), *kept)))[:most]))
 
     def fetch(self, wanted: ev.FetchSlice, formula: Formula) -> None:
         """Get, verify and pack one slice; then SliceLoaded or SliceFailed is told."""
@@ -80,28 +110,99 @@ class ExpertHost:
         self._held.pop(slice_id, None)
 
     async def _fetch(self, wanted: ev.FetchSlice, formula: Formula) -> None:
-        kernel = self.kernel
+        kernel, slice_id = self.kernel, wanted.slice
+        before = len(self._partials.get(slice_id, b""))
         try:
-            data = await fetch_slice(self._http, wanted.slice, wanted.size_bytes)
-            self.bytes_in += len(data)
-            held = await asyncio.get_running_loop().run_in_executor(
-                self._pack, verify_and_pack, kernel, formula, wanted.slice, data
-            )
+            into = await self._aside(reserve, kernel, formula, slice_id, wanted.size_bytes)
+            found = None if self._disk is None else await self._on_disk(self._disk.read, slice_id)
+            kept = found is not None and len(found) == wanted.size_bytes
+            data = found if found and kept else await self._download(slice_id, wanted.size_bytes)
+            held = await self._aside(pack, kernel, formula, slice_id, data, into)
             stale = isinstance(kernel, WebGpuKernel) and not kernel.holds(held.packed)
             if stale or kernel is not self.kernel:
-                raise SliceFault(f"slice {wanted.slice[:12]}: the kernel it was for is gone")
+                raise SliceFault(slice_id, "the kernel it was for is gone", "kernel")
         except SliceFault as exc:
-            self._complaints.say("slices", str(exc), logging.WARNING)
-            self._fetches.pop(wanted.slice, None)
-            self._tell(ev.SliceFailed(wanted.slice, str(exc)))
+            log.warning("%s", exc)
+            self._fetches.pop(slice_id, None)
+            progress = len(self._partials.get(slice_id, b"")) > before
+            self._tell(ev.SliceFailed(slice_id, str(exc), exc.kind, progress))
             if isinstance(kernel, WebGpuKernel) and isinstance(exc.__cause__, KernelFault):
                 self.test_kernel()  # while no calls come nothing else would notice
             return
-        self._fetches.pop(wanted.slice, None)
-        self._held[wanted.slice] = held
-        self._tell(ev.SliceLoaded(wanted.slice))
+        self._fetches.pop(slice_id, None)
+        self._held[slice_id] = held
+        self._tell(ev.SliceLoaded(slice_id, held.packed.size_bytes))
+        if not kept:
+            self._keep(slice_id, data)
+
+    async def _download(self, slice_id: str, size_bytes: int) -> bytearray:
+        """Get the bytes of a slice from where an earlier try broke off, and check them."""
+        until = monotonic() + WRITE_WAIT_S
+        while sum(self._unwritten.values()) > UNWRITTEN_BYTES and monotonic() < until:
+            await asyncio.sleep(0.05)
+        body = self._partials.pop(slice_id, None)
+        if body is None:
+            part = b"" if self._disk is None else await self._on_disk(self._disk.read_part, slice_id)
+            body = bytearray(part or b"")
+        for _ in range(2):
+            continued = 0 < len(body) <= size_bytes
+            try:
+                if len(body) != size_bytes:
+                    await download(self._http, slice_id, size_bytes, body, self._count)
+            except (SliceFault, asyncio.CancelledError):
+                self._keep_part(slice_id, body)
+                raise
+            if await self._aside(matches, slice_id, body):
+                return body
+            if not continued:
+                break
+            body = bytearray()  # what was kept may have been wrong: from the beginning, once
+        raise SliceFault(slice_id, "the bytes that came do not hash to its name", "bytes")
+
+    def _count(self, num_bytes: int) -> None:
+        self.bytes_in += num_bytes
+
+    def _keep_part(self, slice_id: str, body: bytearray) -> None:
+        """Keep what came of a download that broke off, here for the next try and on disk for the next run."""
+        if not body:
+            return
+        self._partials[slice_id] = body
+        while len(self._partials) > PARTIALS:
+            self._partials.pop(next(iter(self._partials)))
+        if self._disk is not None:
+            self._write(self._disk.write_part, slice_id, bytes(body))
+
+    def _keep(self, slice_id: str, data: bytes | bytearray) -> None:
+        if self._disk is not None:
+            self._write(self._disk.write, slice_id, data)
+
+    def _write(self, write: Write, slice_id: str, data: bytes | bytearray) -> None:
+        """Write in the background: serving does not wait for a disk."""
+        future = self._disk_io.submit(write, slice_id, data)
+        self._unwritten[future] = len(data)
+        loop = asyncio.get_running_loop()
+
+        def written(done: "Future[None]") -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is gone
+                loop.call_soon_threadsafe(self._unwritten.pop, done, None)
+
+        future.add_done_callback(written)
+
+    async def _aside[*P, T](self, work: Callable[[*P], T], *args: *P) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pack, work, *args)
+
+    async def _on_disk[T](self, read: Callable[[str], T], slice_id: str) -> T | None:
+        """Read from disk; one that does not answer in time is done without."""
+        reading = asyncio.get_running_loop().run_in_executor(self._disk_io, read, slice_id)
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(reading, READ_WAIT_S)
+        return None
 
     # --- kernel
+
+    def slice_cost(self, formula: Formula) -> int:
+        """Say what a slice will take in memory; 0 when that shows only later."""
+        return 0 if isinstance(self.kernel, WebGpuKernel) else self.kernel.packed_bytes(formula)
 
     def refusal(self, formula: Formula) -> str | None:
         """Name the first thing this kernel cannot compute though others can, or None."""

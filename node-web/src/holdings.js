@@ -100,6 +100,9 @@ export class Holdings {
   assign(layers, modelTag) {
     this.layers = new Map(layers.filter((layer) => !layer.refusal).map((layer) => [layer.layer, layer]));
     this.refusedLayers = new Map(layers.filter((layer) => layer.refusal).map((layer) => [layer.layer, layer]));
+    for (const { sliceBytes, heldBytes = 0 } of this.layers.values()) {
+      if (heldBytes > this.cost(sliceBytes)) this.costs.set(sliceBytes, heldBytes);
+    }
     if (modelTag && modelTag !== this.modelTag) {
       this.modelTag = modelTag;
       this.pledgeBytes = this.roomBytes;

@@ -39,6 +39,7 @@ export const OVERLOADED = 4429; // come back slowly
  * @property {number} hiddenDim
  * @property {number[]} grids
  * @property {string} [refusal]  why this kernel cannot compute it, if it cannot
+ * @property {number} [heldBytes]  what a slice takes in memory, if that is known before
  * @property {any} [body]  the driver's
  *
  * @typedef {{epoch: number, peer: number, modelTag: number, layers: AssignedLayer[]}} Assignment

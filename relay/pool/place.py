@@ -117,8 +117,14 @@ def _cover(need: Need, sizes: list[int], hands: list[_Hand]) -> None:
         for unit in hand.held:
             holders.setdefault(unit, []).append(hand)
     missing: list[int] = []
+    layers, layer = need.unit_layer.tolist(), -1
+    owner: _Hand | None = None
     for unit in range(need.num_units):
-        owner = max(holders.get(unit, ()), key=lambda hand: hand.free, default=None)
+        of_unit = holders.get(unit, ())
+        whole = owner is not None and layer == layers[unit] and owner in of_unit
+        if whole and owner is not None and owner.take(unit, sizes[unit]):
+            continue  # layers stay whole where several hold them
+        owner, layer = max(of_unit, key=lambda hand: hand.free, default=None), layers[unit]
         if owner is None or not owner.take(unit, sizes[unit]):
             missing.append(unit)
     trusted = [hand for hand in hands if not hand.doubted]

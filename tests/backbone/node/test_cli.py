@@ -70,12 +70,12 @@ def test_layers_are_written_as_spans() -> None:
     assert [spans(n) for n in ((), (3,), (0, 1, 2, 5), (1, 3, 4))] == ["none", "3", "0-2,5", "1,3-4"]
 
 
-async def test_sigterm_ends_the_process_with_bye_and_status_0() -> None:
+async def test_sigterm_ends_the_process_with_bye_and_status_0(tmp_path: Path) -> None:
     model = RandomModel.make()
     async with FakeRelay(model.by_id) as relay:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "backbone.node.cli", "--relay", relay.url, "--name", "box",
-            "--threads", "1", stdout=asyncio.subprocess.PIPE,
+            "--threads", "1", "--cache-dir", str(tmp_path), stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
             offer = await relay.hear(messages.Offer)

@@ -239,12 +239,13 @@ async def test_node_whose_kernel_fails_its_test_refuses_to_serve() -> None:
 
 
 async def test_node_holds_no_more_than_it_pledged() -> None:
-    two = 2 * MODEL.formula.slice_bytes
+    two = 2 * KERNEL.packed_bytes(MODEL.formula)
     async with FakeRelay(MODEL.by_id) as relay, node(relay, memory_bytes=two) as client:
         await relay.hear(messages.Offer)
         await relay.say(lambda session: session.send_assign(MODEL.assign(EVERYTHING)))
         await ready(relay, {0: [0, 1]})
-        assert client.status().held_bytes == two
+        assert client.status().held_bytes == 2 * MODEL.formula.slice_bytes
+        assert sum(relay.served.values()) <= 3 + 1, "what does not fit is not fetched"
 
 
 @pytest.mark.parametrize(

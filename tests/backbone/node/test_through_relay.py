@@ -18,7 +18,7 @@ from tests.fakes.model import RandomModel
 MODEL = RandomModel.make(layers=4, experts=4)
 KERNEL = NativeKernel()
 ENOUGH = 1 << 20
-HALF = 2 * 4 * MODEL.formula.slice_bytes
+HALF = 2 * 4 * KERNEL.packed_bytes(MODEL.formula)
 
 
 @asynccontextmanager
@@ -55,12 +55,12 @@ async def test_one_node_gets_every_slice_once_and_answers_right(
         assert sorted(backbone.delivered) == sorted(MODEL.by_id)
 
 
-async def test_two_nodes_share_the_layers_and_both_answer_right(
+async def test_two_nodes_share_the_model_and_both_answer_right(
     relay: RelayServer, backbone: FakeBackbone
 ) -> None:
     async with node(relay.url, HALF, "one"), node(relay.url, HALF, "two"):
         nodes = await backbone.until_covered(2)
-        assert not set(nodes[0].experts) & set(nodes[1].experts)
+        assert [sum(map(len, found.experts.values())) for found in nodes] == [8, 8]
         for seed in range(10):
             await asyncio.gather(*(backbone.check(found, seed) for found in nodes))
 

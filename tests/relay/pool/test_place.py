@@ -135,3 +135,11 @@ def test_copies_give_way_to_what_nobody_holds() -> None:
 def test_nothing_to_place_is_no_error(layers: int) -> None:
     assert sets(place(need(layers, 0), [Room("a", 10)])) == {"a": set()}
     assert place(need(1, 1), []) == {}
+
+
+def test_layers_stay_whole_where_several_hold_them_and_have_to_give_way() -> None:
+    everything = frozenset(range(16))
+    placed = sets(place(need(4, 4), [Room("a", 80, everything), Room("b", 80, everything)]))
+    assert placed["a"] | placed["b"] == set(everything)
+    layers = [{unit // 4 for unit in units} for units in placed.values()]
+    assert not layers[0] & layers[1]
