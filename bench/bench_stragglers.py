@@ -158,6 +158,8 @@ async def run() -> int:
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS[1:])
     parser.add_argument("--counts", nargs="*", type=int, default=[1, 2, 4])
     parser.add_argument("--offload", choices=[each.value for each in Offload], default="auto")
+    parser.add_argument("--local-cache", type=int, default=1024, metavar="MB",
+                        help="with less than the model has, experts are read again and again")  # fmt: skip
     options = parser.parse_args()
     cases = [(kind, count) for kind in options.kinds for count in options.counts]
     cases += [("silent", 26)] if "silent" in options.kinds else []
@@ -168,6 +170,7 @@ async def run() -> int:
             config = Config(
                 model=model, cache_dir=cache_dir, relay=relay.url, relay_token=relay.backbone_token, port=0,
                 links=False, context=1024, offload=Offload(options.offload),
+                local_cache_bytes=options.local_cache << 20,
             )  # fmt: skip
             async with Backbone(config) as backbone:
                 asking = Asking(backbone, options.tokens)

@@ -24,6 +24,7 @@ PURE = (  # no sockets, clocks, loops or threads in these
     "backbone/experts/standing.py",
     "backbone/experts/asked.py",
     "backbone/experts/bounds.py",
+    "backbone/experts/trial.py",
     "backbone/experts/combine.py",
     "backbone/experts/nodes.py",
     "backbone/experts/tally.py",

@@ -91,8 +91,11 @@ class PlannerOfCall:
         row_bytes: int,
         num_tokens: int,
         clock: Callable[[], float],
+        share: bool = True,
     ) -> None:
+        """share: whether nodes get any of it; they may be measured all the same."""
         self._standing = standing
+        self._share = share
         self._holders = holders
         self._local = local
         self._row_bytes = row_bytes
@@ -101,7 +104,9 @@ class PlannerOfCall:
 
     def parts(self, picks: Picks, tried: Collection[str], left_s: float) -> list[Part]:
         policy = self._standing.policy
-        names = self._holding(picks) - set(tried) if self._holders and left_s > 0 else set[str]()
+        names = (
+            self._holding(picks) - set(tried) if self._share and self._holders and left_s > 0 else set[str]()
+        )
         found = self._standing.candidates(sorted(names), self._whole, self._clock())
         if tried:  # a second try: only who is back in time
             found = [each for each in found if each.line.at(self._size(picks)) <= left_s]

@@ -29,11 +29,13 @@ from backbone.experts.dispatch import Picks, row_chunks
 from backbone.experts.local import LocalExperts, LocalRows
 from backbone.experts.native import KernelError
 from backbone.experts.nodes import NOBODY, Node, NodeTable, eligible
+from backbone.experts.planner import FEW_ROWS
 from backbone.experts.plans import LayerPlan
 from backbone.experts.record import Recorder
 from backbone.experts.round import Action, Compute, Fault, Late, Round, Send, Spare
 from backbone.experts.standing import DispatchPolicy, Standing
 from backbone.experts.tally import Tally, Work
+from backbone.experts.trial import Trial
 from backbone.lanes.lane import Lane, LaneClosed
 from relay.wire.errors import LocalProtocolError, RemoteProtocolError
 from relay.wire.messages import Dispatch
@@ -63,6 +65,7 @@ class _Call:
         "plan",
         "round",
         "rows",
+        "shared",
         "timer",
     )
 
@@ -79,6 +82,7 @@ class _Call:
         self.numeric: list[str] = []  # nodes that refused the numbers
         self.timer: asyncio.TimerHandle | None = None
         self.closed = False  # nothing may be sent for it any more
+        self.shared = False  # nodes have a part in it
 
 
 class Dispatcher:
@@ -112,6 +116,7 @@ class Dispatcher:
         self._asked: dict[int, Asked] = {}  # by call id: all that nodes have not answered
         self._awaited: dict[int, _Call] = {}  # by call id: those of them that a round waits for
         self._call_ids = itertools.count(1)
+        self._trial = Trial()
         self._give_up: asyncio.TimerHandle | None = None
 
     @property
@@ -239,7 +244,12 @@ class Dispatcher:
         local = self._local.cost(plan.layer, len(picks.experts), now)
         alone = self.policy.local_only or self.lane is None
         holders = NOBODY if alone else self.nodes.holders(plan.layer)
-        planner = PlannerOfCall(self.standing, holders, local, plan.row_bytes(self.grid), len(x), self._clock)
+        bulk = len(x) > FEW_ROWS and bool(holders) and not self.policy.eager
+        cold = bulk and local.loads(picks)
+        planner = PlannerOfCall(
+            self.standing, holders, local, plan.row_bytes(self.grid), len(x), self._clock,
+            share=not bulk or self._trial.share(),
+        )  # fmt: skip
         wait_s = max(local.whole(picks), self.policy.slack_s)
         round_ = Round(shape=x.shape, planner=planner, wait_s=wait_s, call_ids=self._call_ids)
         call = _Call(plan, rows, picks, asyncio.get_running_loop().create_future(), round_)
@@ -250,6 +260,9 @@ class Dispatcher:
             await call.done
         finally:
             self._forget(call)
+        if bulk and (call.shared or not cold):
+            work = len(picks.experts) * plan.formula.slice_bytes
+            self._trial.noted(call.shared, (self._clock() - now) / work)
         if round_.failed:
             tries = "; ".join(f"{self._name(a.node)} ({a.phase}): {a.reason}" for a in round_.attempts)
             raise self._gave_up(plan.layer, tries)
@@ -295,6 +308,7 @@ class Dispatcher:
         except LaneClosed as exc:  # our own socket, or a lane's: nothing reached the node
             return call.round.failure(send.call_id, "send", str(exc), now, Fault.OURS)
         self._awaited[send.call_id] = call
+        call.shared = True
         return []
 
     def _ask(self, call: _Call, node: Node, call_id: int, picks: Picks, now: float, probe: bool) -> Size:

@@ -52,6 +52,10 @@ class LocalCost:
             return 0.0
         return self.queue_s + num_rows * self.s_per_row + sum(map(self.load_s, experts))
 
+    def loads(self, picks: Picks) -> bool:
+        """Tell whether some of these experts are not in memory."""
+        return any(map(self.load_s, set(picks.experts.tolist())))
+
     def whole(self, picks: Picks) -> float:
         """Give the seconds for all of these picks."""
         return self.of(set(picks.experts.tolist()), len(picks.experts))
