@@ -1,18 +1,33 @@
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter
+from gguf import GGUFReader, GGUFWriter
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from backbone.errors import FormulaUnsupported, ModelError
+from backbone.errors import EngineRefused, FormulaUnsupported, ModelError
+from backbone.model.expert_tensors import PARTS, PATTERN, layer_with_experts, tensor_name
+from backbone.model.formula import Formula
 from backbone.model.gguf import open_model
+from backbone.model.graph import SeenLayer
 from backbone.model.quantise import dequantise
 from backbone.model.random_model import Shape, make_random_moe
+from tests.models.rewrite import rewrite
+
+SMALL = Shape(num_layers=2, num_experts=2, top_k=1, hidden_dim=64, expert_dim=32, shared_dim=32, num_heads=2)
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_random_moe(tmp_path_factory.mktemp("model") / "m.gguf", Shape(gate_up_type=12, down_type=14))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_random_moe(tmp_path_factory.mktemp("small") / "small.gguf", SMALL)
 
 
 def test_model_says_what_its_experts_are(path: Path) -> None:
@@ -186,3 +201,179 @@ def test_split_model_is_opened_from_its_first_file(tmp_path: Path) -> None:
     (tmp_path / "big-00003-of-00003.gguf").unlink()
     with pytest.raises(ModelError, match="big-00003-of-00003"):
         open_model(tmp_path / "big-00001-of-00003.gguf")
+
+
+def test_split_model_is_opened_from_any_part_and_through_links_as_hubs_lay_them_out(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "rev"
+    for folder in (blobs, snapshot):
+        folder.mkdir(parents=True)
+    whole = make_random_moe(tmp_path / "m.gguf", SMALL)
+    (tmp_path / "s").mkdir()
+    first = rewrite(whole, tmp_path / "s" / "M.gguf", per_shard=9, keys_only_first=True)
+    parts = sorted(first.parent.iterdir())
+    for number, part in enumerate(parts):
+        blob = part.rename(blobs / f"{number:064x}")
+        (snapshot / part.name).symlink_to(Path("../../blobs") / blob.name)
+    expected = open_model(whole)
+    for part in parts:
+        model = open_model(snapshot / part.name)
+        assert model.path == snapshot / first.name  # what the engine is to open, not the blob
+        assert model.slice_bytes(1, 1) == expected.slice_bytes(1, 1)
+    (snapshot / parts[1].name).unlink()
+    (snapshot / parts[1].name).symlink_to(snapshot / parts[2].name)
+    with pytest.raises(ModelError, match=r"M-00002-of-0000\d.gguf says that it is part 3"):
+        open_model(snapshot / first.name)
+    (tmp_path / "alone.gguf").symlink_to(blobs / f"{0:064x}")
+    with pytest.raises(ModelError, match="is one of . parts, but is not called so"):
+        open_model(tmp_path / "alone.gguf")
+
+
+def test_only_the_tensors_of_routed_experts_are_called_so() -> None:
+    experts = [
+        tensor_name(layer, part, kind) for layer in (0, 61) for part in PARTS for kind in ("weight", "bias")
+    ]
+    others = (
+        "blk.0.ffn_norm_exps.weight", "blk.0.ffn_up_exps.input_scale", "blk.0.ffn_up_chexps.weight",
+        "blk.0.ffn_up_shexp.weight", "blk.0.ffn_up_exps.weight.lora_a", "v.blk.0.ffn_up_exps.weight",
+        "blk.x.ffn_up_exps.weight", "blk.0.ffn_gate_inp.weight", "blk.0.ffn_gate_exps_b.bias",
+    )  # fmt: skip
+    assert all(re.search(PATTERN, name) for name in experts)
+    assert not any(re.search(PATTERN, name) for name in others)
+    assert [layer_with_experts(name) for name in ("blk.61.ffn_down_exps.weight", *others)] == [61] + [
+        None
+    ] * 9
+
+
+def _seen(formula: Formula, layer: int = 0, **changes: int) -> SeenLayer:
+    return SeenLayer(**({"layer": layer, "num_experts": 8, "top_k": 3, "formula": formula} | changes))  # type: ignore[arg-type]
+
+
+def test_graph_says_which_layers_count_and_what_they_compute(path: Path) -> None:
+    model = open_model(path)
+    clamped = replace(model.layers[2].formula, activation="swiglu_clamp", limit=7.0)
+    computed = model.as_computed([_seen(clamped, 2), _seen(model.layers[0].formula, 0, top_k=5)])
+    assert list(computed.layers) == [0, 2]
+    assert computed.layers[2].formula == clamped
+    assert computed.top_k == 5
+    assert computed.expert_bytes == 2 / 3 * model.expert_bytes
+
+
+def test_graph_and_file_that_contradict_each_other_are_refused_by_layer(path: Path) -> None:
+    model = open_model(path)
+    formula = model.layers[1].formula
+    for seen, why in (
+        (_seen(replace(formula, down_type=8), 1), "down_type 14, in the graph 8.*layer 1"),
+        (_seen(replace(formula, biased=True), 1), "biased False, in the graph True.*layer 1"),
+        (_seen(formula, 7), "could not be read.*layer 7"),
+        (_seen(formula, 1, num_experts=9), "9 experts where the file has 8.*layer 1"),
+    ):
+        with pytest.raises((EngineRefused, FormulaUnsupported), match=why):
+            model.as_computed([seen])
+    with pytest.raises(EngineRefused, match="uses none"):
+        model.as_computed([])
+
+
+def test_scales_that_the_graph_does_not_use_are_no_part_of_a_slice(tmp_path: Path) -> None:
+    model = open_model(_experts(tmp_path / "m.gguf", "qwen2moe", SEPARATE | {"down_exps.scale": _floats(2)}))
+    formula = replace(model.layers[0].formula, scaled=False)
+    computed = model.as_computed([_seen(formula, num_experts=2, top_k=1)])
+    assert len(computed.slice_bytes(0, 1)) == formula.slice_bytes == len(model.slice_bytes(0, 1)) - 12
+
+
+def test_unreadable_experts_matter_only_where_the_graph_wants_them(tmp_path: Path) -> None:
+    """The last layer predicts further tokens; its experts are of a number of their own."""
+    writer = GGUFWriter(tmp_path / "m.gguf", "qwen2moe")
+    writer.add_block_count(2)
+    writer.add_uint32("qwen2moe.nextn_predict_layers", 1)
+    writer.add_expert_count(2)
+    writer.add_array("qwen2moe.expert_used_count", [1, 1])
+    for layer, experts in ((0, 2), (1, 3)):
+        for part, dims in (("gate", (64, 32)), ("up", (64, 32)), ("down", (32, 64))):
+            writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.weight", _floats(experts, *dims))
+    _close(writer)
+    model = open_model(tmp_path / "m.gguf")
+    assert list(model.layers) == [0]
+    first = _seen(model.layers[0].formula, num_experts=2, top_k=1)
+    assert list(model.as_computed([first]).layers) == [0]
+    with pytest.raises(ModelError, match=r"m.gguf: blk.1.ffn_down_exps.weight has shape \(64, 32, 3\)"):
+        model.as_computed([first, _seen(model.layers[0].formula, 1, num_experts=2, top_k=1)])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("expert_used_count", "three", r"expert_used_count is 'three', not a count"),
+        ("expert_used_count", 0.5, r"expert_used_count is 0.5, not a count"),
+        ("expert_used_count", -1, r"expert_used_count is -1, not a count"),
+        ("expert_used_count", 0, "0 experts are chosen of 8"),
+        ("expert_used_count", [3], "expert_used_count has 1 values, none for layer 1"),
+        ("expert_used_count", None, "lacks qwen2moe.expert_used_count"),
+        ("block_count", [3], "block_count is (.*), not a count"),
+        ("block_count", None, "lacks qwen2moe.block_count"),
+    ],
+)
+def test_metadata_of_the_wrong_kind_is_one_line_with_file_and_key(
+    path: Path, tmp_path: Path, key: str, value: object, why: str
+) -> None:
+    writer = GGUFWriter(tmp_path / "bad.gguf", "qwen2moe")
+    reader = GGUFReader(path)
+    for name, good in {"block_count": 3, "expert_count": 8, "expert_used_count": 3, key: value}.items():
+        full = f"qwen2moe.{name}"
+        match good:
+            case int():
+                writer.add_int32(full, good)
+            case float():
+                writer.add_float32(full, good)
+            case str():
+                writer.add_string(full, good)
+            case list():
+                writer.add_array(full, good)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, np.asarray(tensor.data), raw_dtype=tensor.tensor_type)
+    _close(writer)
+    with pytest.raises(ModelError, match=f"^bad.gguf:? .*{why}") as caught:
+        open_model(tmp_path / "bad.gguf")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def _close(writer: GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+HOSTILE = st.sampled_from(
+    [0, 1, 2, 3, 7, 8, 9, 255, 4096, 1 << 20, (1 << 31) - 1, (1 << 32) - 1, (1 << 63) - 1]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=400, deadline=None)
+@given(data=st.data())
+def test_any_damage_of_the_head_gives_a_model_or_one_line(
+    data: st.DataObject, small: Path, tmp_path: Path
+) -> None:
+    """Numbers anywhere in the head are replaced: counts, types, dimensions, lengths, offsets."""
+    whole = bytearray(small.read_bytes())
+    head = whole.index(b"blk.1.ffn_down_exps.weight") + 80  # the last experts; the data follows soon
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, head))
+        if data.draw(st.booleans()):  # near the description of a tensor or a key
+            names = [
+                m.start()
+                for m in re.finditer(rb"blk\.\d\.ffn_\w+_exps|qwen2moe\.\w+|general\.\w+", whole[:head])
+            ]
+            at = data.draw(st.sampled_from(names)) + data.draw(st.integers(-8, 60))
+        number = data.draw(HOSTILE | st.integers(0, 255))
+        size = data.draw(st.sampled_from([1, 4, 8]))
+        whole[at : at + size] = (number & (1 << 8 * size) - 1).to_bytes(size, "little")
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(whole[: data.draw(st.sampled_from([len(whole), len(whole) - 1, head, head // 2]))])
+    try:
+        model = open_model(path)
+    except ModelError as exc:
+        assert len(str(exc).splitlines()) == 1 and str(exc).isprintable()
+        assert "damaged.gguf" in str(exc)
+    else:
+        for layer, moe in model.layers.items():
+            assert len(model.slice_bytes(layer, model.num_experts - 1)) == moe.formula.slice_bytes
