@@ -19,10 +19,11 @@ export class NodeError extends Error {
 }
 
 export class SliceFault extends NodeError {
-  /** @param {string} slice @param {string} why */
-  constructor(slice, why) {
+  /** @param {string} slice @param {string} why @param {import('./holdings.js').FailureKind} [kind] */
+  constructor(slice, why, kind = 'network') {
     super('slice_fault', `slice ${slice.slice(0, 12)}: ${why}`);
     this.slice = slice;
+    this.kind = kind;
   }
 }
 

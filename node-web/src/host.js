@@ -5,12 +5,13 @@
  * the turn in which the computation ends; others answer later.
  */
 
+import { Downloads } from './download.js';
 import { CallRefused, codeOf, KernelFault, messageOf, SliceFault, Unreachable } from './errors.js';
+import { KernelMemoryFull } from './kernels/kernel.js';
 import { backoffS } from './node.js';
 import { answer, proveAndTime } from './work.js';
 
 const TIMES_KEPT = 101; // the median of so many last calls is shown
-const STALL_MS = 30_000; // without a byte; the relay itself waits 10 s for the backbone
 const IDLE_S = 0.02; // after so long without a call nothing has piled up
 
 /**
@@ -23,7 +24,7 @@ const IDLE_S = 0.02; // after so long without a call nothing has piled up
  * @property {(onLost: (experts: PackedExpert[], why: string) => void) => Promise<Kernel>} loadKernel  `onLost`: what the kernel lost
  * @property {(build: string, why: string) => boolean} [dropKernel]  a build failed its test; is there another to try?
  * @property {import('./store.js').Keeper} keeper
- * @property {(slice: string, signal: AbortSignal) => Promise<Response>} fetchSlice
+ * @property {(slice: string, signal: AbortSignal, from: number) => Promise<Response>} fetchSlice  `from`: the first byte that is missing
  * @property {(task: () => void) => void} [defer]  run in a later turn, after the messages that wait
  *
  * @typedef {object} Owner
@@ -52,11 +53,15 @@ export class ExpertHost {
     this.assigned = new Map();
     /** @type {Map<string, AbortController>} */
     this.fetches = new Map();
-    this.bytesIn = 0;
+    this.downloads = new Downloads(options.fetchSlice, options.keeper, (data) => this.sha256(data), (part) => owner.wants(part.slice(0, 64)));
     this.computedAt = -Infinity;
     this.ranAt = 0; // Date.now() after the last computation: a long one is no sleep
     /** @type {number[]} */
     this.times = []; // ms of the last calls
+  }
+
+  get bytesIn() {
+    return this.downloads.bytesIn;
   }
 
   get heldBytes() {
@@ -76,19 +81,17 @@ export class ExpertHost {
     const abort = new AbortController();
     this.fetches.set(slice, abort);
     const formula = this.assigned.get(layer)?.formula;
+    const before = this.downloads.keptOf(slice);
     /** @type {Uint8Array|null} */
     let data = null;
     try {
-      if (formula === undefined || this.kernel === null) throw new SliceFault(slice, 'its layer is not assigned');
+      if (formula === undefined || this.kernel === null) throw new SliceFault(slice, 'its layer is not assigned', 'kernel');
       const kept = await keeper.read(slice);
       data = kept;
       if (data === null || data.length !== sizeBytes || (await this.sha256(data)) !== slice) {
         if (kept !== null) await keeper.remove(slice); // cut off, or rotten: never "exists, so ok"
         await keeper.room();
-        data = await this.#download(slice, sizeBytes, abort);
-        this.bytesIn += data.length;
-        const found = await this.sha256(data);
-        if (found !== slice) throw new SliceFault(slice, `the bytes that came hash to ${found.slice(0, 12)}`);
+        data = await this.downloads.get(slice, sizeBytes, abort);
       }
       if (this.fetches.get(slice) !== abort) return; // stopped meanwhile
       this.free(slice);
@@ -101,12 +104,13 @@ export class ExpertHost {
       if (this.fetches.get(slice) !== abort) return;
       this.fetches.delete(slice);
       this.owner.fault(messageOf(error), codeOf(error));
-      this.owner.tell({ type: 'SliceFailed', slice, reason: messageOf(error) });
+      const progress = this.downloads.keptOf(slice) > before;
+      this.owner.tell({ type: 'SliceFailed', slice, reason: messageOf(error), kind: kindOf(error), progress });
       if (error instanceof KernelFault) this.testKernel(); // no build is left, maybe
       return;
     }
     this.fetches.delete(slice);
-    this.owner.tell({ type: 'SliceLoaded', slice });
+    this.owner.tell({ type: 'SliceLoaded', slice, heldBytes: this.held.get(slice)?.packed.sizeBytes });
     keeper.write(slice, data, this.owner.wants); // serving does not wait for storage
   }
 
@@ -114,20 +118,6 @@ export class ExpertHost {
   stopFetch(slice) {
     this.fetches.get(slice)?.abort();
     this.fetches.delete(slice);
-  }
-
-  /** A download that makes no progress is given up. @param {string} slice @param {number} sizeBytes @param {AbortController} abort */
-  async #download(slice, sizeBytes, abort) {
-    let timer = setTimeout(() => abort.abort(), STALL_MS);
-    const progress = () => {
-      clearTimeout(timer);
-      timer = setTimeout(() => abort.abort(), STALL_MS);
-    };
-    try {
-      return await readBody(await this.options.fetchSlice(slice, abort.signal), slice, sizeBytes, progress);
-    } finally {
-      clearTimeout(timer);
-    }
   }
 
   /** With the browser's own code where it has one: plain http pages have none. @param {Uint8Array} data @returns {Promise<string>} */
@@ -271,31 +261,10 @@ function deferByChannel() {
   };
 }
 
-/**
- * Read a body of known size: no more is taken, less is refused.
- * @param {Response} response
- * @param {string} slice
- * @param {number} sizeBytes
- * @param {() => void} progress  told of every piece
- */
-async function readBody(response, slice, sizeBytes, progress) {
-  if (!response.ok || response.body === null) {
-    const why = (await response.text().catch(() => '')).slice(0, 200);
-    throw new SliceFault(slice, `status ${response.status} ${why}`);
-  }
-  const data = new Uint8Array(sizeBytes);
-  let length = 0;
-  for (const reader = response.body.getReader(); ; ) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    progress();
-    if (length + value.length > sizeBytes) {
-      await reader.cancel();
-      throw new SliceFault(slice, `longer than the ${sizeBytes} bytes promised`);
-    }
-    data.set(value, length);
-    length += value.length;
-  }
-  if (length !== sizeBytes) throw new SliceFault(slice, `${length} of ${sizeBytes} bytes came`);
-  return data;
+/** What a failed fetch means: a word of the table in `backbone/node/holdings.py`. @param {unknown} error @returns {import('./holdings.js').FailureKind} */
+function kindOf(error) {
+  if (error instanceof SliceFault) return error.kind;
+  if (error instanceof KernelMemoryFull) return 'memory';
+  if (error instanceof CallRefused) return 'slice';
+  return error instanceof KernelFault ? 'kernel' : 'network';
 }

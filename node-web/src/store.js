@@ -8,7 +8,8 @@
 const FOLDER = 'slices';
 const CACHE = 'slices-v1';
 const PROBE = 'probe';
-const SLICE_NAME = /^[0-9a-f]{64}$/;
+const SLICE_NAME = /^[0-9a-f]{64}(\.part)?$/; // part: the first bytes of a download that broke off
+const isPart = /** @param {string} name */ (name) => name.endsWith('.part');
 const LIMIT_MS = 3000; // what takes longer never ends: Chromium's createSyncAccessHandle does that now and then
 const MOST_STUCK = 3; // then storage is left alone for this visit
 const PENDING_BYTES = 32_000_000; // slices that wait to be written
@@ -244,7 +245,7 @@ export class Keeper {
 
   /** @returns {string[]} */
   inventory() {
-    return [...this.kept.keys()].sort();
+    return [...this.kept.keys()].filter((name) => !isPart(name)).sort();
   }
 
   /** @returns {number} */
@@ -259,7 +260,7 @@ export class Keeper {
 
   /** Write when the writes before it are done. @param {string} slice @param {Uint8Array} data @param {(slice: string) => boolean} wanted */
   write(slice, data, wanted) {
-    if (this.kept.has(slice) || this.trouble === 'stuck') return;
+    if ((this.kept.has(slice) && !isPart(slice)) || this.trouble === 'stuck') return;
     this.pendingBytes += data.length;
     this.tail = this.tail.then(async () => {
       await this.writeNow(slice, data, wanted);
@@ -306,7 +307,7 @@ export class Keeper {
     await this.idle();
     await this.open();
     const before = this.keptBytes;
-    for (const slice of this.inventory()) await this.remove(slice);
+    for (const slice of [...this.kept.keys()]) await this.remove(slice);
     await this.open();
     return before - this.keptBytes;
   }

@@ -69,7 +69,11 @@ async function start({ page, pinned, memoryBytes, name, identity, power, workers
       builds.drop(build, why);
       return true; // when none is left, loading says so
     },
-    fetchSlice: (slice, signal) => fetch(new URL(`slices/${slice}`, page), { signal, cache }),
+    fetchSlice: (slice, signal, from) => {
+      /** @type {Record<string, string>} */
+      const rest = from > 0 ? { range: `bytes=${from}-`, 'if-range': `"${slice}"` } : {};
+      return fetch(new URL(`slices/${slice}`, page), { signal, cache, headers: rest });
+    },
     onChange: report,
   });
   client.start();

@@ -4,9 +4,10 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { NodeClient } from '../src/client.js';
 import { Unreachable } from '../src/errors.js';
+import { KernelMemoryFull } from '../src/kernels/kernel.js';
 import { Keeper } from '../src/store.js';
 import { decodePartialCall } from '../src/wire/calls.js';
-import { FakeKernel, FakeRelay, FakeStore, sha256 } from './fakes.js';
+import { FakeKernel, FakeRelay, FakeStore, FORMULA, sha256 } from './fakes.js';
 
 const SLICES = [1, 2, 3].map((worth) => new Uint8Array(102).fill(worth));
 
@@ -299,5 +300,62 @@ test('a kernel that answers later serves several calls at once', async () => {
   await relay.hear(partial(2));
   waiting[0]();
   await relay.hear(partial(1));
+  client.leave('done');
+});
+
+test('a node without memory for what it pledged lowers its pledge to what it holds and fetches no more', async () => {
+  const kernel = new FakeKernel();
+  const pack = kernel.pack.bind(kernel);
+  kernel.pack = (formula, slice) => {
+    if (slice.length === 102 && kernel.usedBytes >= 102) throw new KernelMemoryFull(102, kernel.usedBytes);
+    return pack(formula, slice);
+  };
+  const { relay, client, fetched } = await node({ kernel });
+  client.start();
+  await relay.hear(offer);
+  relay.assign(1, SLICES);
+  const lowered = await relay.hear((m) => m.type === 'Offer' && m.memoryBytes < 1000);
+  assert.deepEqual([lowered.memoryBytes, lowered.inventory.length], [102, 1]);
+  await new Promise((wake) => setTimeout(wake, 20));
+  assert.ok(fetched.length <= 3 && client.host.bytesIn <= 3 * 102);
+  assert.equal(client.status().state, 'SERVING');
+  client.leave('done');
+});
+
+test('bytes that are always wrong are fetched twice, then refused to the relay by name', async () => {
+  const wrong = sha256(SLICES[1]);
+  const { relay, client, fetched } = await node({ body: (slice) => (slice === wrong ? new Uint8Array(102).fill(9) : find(slice)) });
+  client.start();
+  await relay.hear(offer);
+  relay.assign(1, SLICES);
+  const said = await relay.hear((m) => m.type === 'SliceReady' && m.refused !== undefined);
+  assert.deepEqual(said.refused, { 0: [1] });
+  assert.match(said.why, /hash to/);
+  assert.equal(fetched.filter((slice) => slice === wrong).length, 2);
+  client.leave('done');
+});
+
+test('a layer that no kernel here can compute is refused at once, and nothing of it is fetched', async () => {
+  const { relay, client, fetched } = await node();
+  client.start();
+  await relay.hear(offer);
+  relay.assign(1, SLICES, { ...FORMULA, up_type: 99 });
+  const said = await relay.hear((m) => m.type === 'SliceReady' && m.refused !== undefined);
+  assert.deepEqual([said.refused, said.why, fetched], [{ 0: [0, 1, 2] }, 'formula not supported yet: weight format 99', []]);
+  assert.equal(client.machine.counters.sessions, 1);
+  client.leave('done');
+});
+
+test('another kernel is offered anew, with its name', async () => {
+  const second = new FakeKernel();
+  second.build = 'second';
+  const { relay, client, kernel } = await serving({ others: [second] });
+  kernel.during = () => {
+    kernel.fault = 'wrong once hot';
+    throw new Error('odd');
+  };
+  relay.dispatch(1, [0]);
+  const again = await relay.hear((m) => m.type === 'Offer' && m.kernel === 'second');
+  assert.equal(again.memoryBytes, 1000);
   client.leave('done');
 });

@@ -113,10 +113,11 @@ export class FakeRelay {
     this.end?.send(encodeFrame({ type, payload: toPayload(message) }));
   }
 
-  /** Assign slices of layer 0. @param {number} epoch @param {Uint8Array[]} slices @param {string[]} [ids] */
-  assign(epoch, slices, ids = slices.map(sha256)) {
+  /** Assign slices of layer 0. @param {number} epoch @param {Uint8Array[]} slices @param {import("../src/kernels/kernel.js").Formula} [formula] */
+  assign(epoch, slices, formula = FORMULA) {
+    const ids = slices.map(sha256);
     const experts = Object.fromEntries(ids.map((id, expert) => [expert, id]));
-    const layer = { layer: 0, formula: FORMULA, grid: { x32: 12, x16: null }, sliceBytes: slices[0]?.length ?? 1, experts };
+    const layer = { layer: 0, formula, grid: { x32: 12, x16: null }, sliceBytes: slices[0]?.length ?? 1, experts };
     this.say({ type: 'Assign', epoch, peer: 9, model: MODEL, layers: slices.length ? [layer] : [] });
   }
 
