@@ -13,7 +13,6 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -35,11 +34,13 @@ from backbone.gate.logits import teacher_forced_logits
 from backbone.model.demo_model import ensure_demo_model
 from backbone.processes import running
 from backbone.server import Backbone
+from relay.program.running import leave, run_async
 
 QUESTION = "Why is the sky blue? Answer in two sentences."
 MAX_TOKENS = 64
 READY_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 30.0
+STOP_S = 8.0  # four programs end one after another
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHROMIUM_FLAGS = (
     "--headless=new", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -80,15 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; the line `demo: …` says how it went, the exit status too."""
     options = parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal ends the swarm's processes too
-        signal.signal(number, signal.default_int_handler)
     try:
-        return asyncio.run(_run(options))
-    except (DemoFailed, BackboneError) as exc:
+        return run_async(lambda: _run(options), grace_s=STOP_S)
+    except (DemoFailed, BackboneError, OSError) as exc:
         print(f"demo: failed: {exc}")
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 async def _run(options: argparse.Namespace) -> int:
@@ -336,4 +333,4 @@ def _say(what: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave(main())

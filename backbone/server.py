@@ -48,12 +48,14 @@ from backbone.metrics import tally_registry
 from backbone.model.calibrate import TEXTS, GridMeter
 from backbone.model.gguf import Model, open_model
 from backbone.model.grids import load_grids, save_grids
+from backbone.model.progress import said_while_it_lasts
 from backbone.model.slices import LayerGrid, Manifest, build_manifest, slice_hashes
 from backbone.node.keys import fresh_identity, kept_identity
 from relay import __version__
 from relay.door import Places
 from relay.door import door as http_door
 from relay.program.ports import cannot_listen
+from relay.program.text import clean
 from relay.wire.calls import model_tag
 from relay.wire.fields import Fields
 from relay.wire.manifest import Manifest as WireManifest
@@ -129,7 +131,8 @@ class Backbone:
             self.model.formulas,
         )
         try:
-            await self._stack.enter_async_context(self.engine)
+            with said_while_it_lasts(f"loading {clean(self.model.name)} into llama.cpp"):
+                await self._stack.enter_async_context(self.engine)
         except EngineRefused as exc:  # the better reason, when there is one
             raise self.model.faults.get(exc.layer, exc) from None
         self.model = self.model.as_computed(self.engine.layers)
@@ -189,7 +192,8 @@ class Backbone:
         async with httpx.AsyncClient(
             timeout=CALIBRATION_TIMEOUT_S, trust_env=False, headers=self.engine.headers
         ) as client:
-            for text in TEXTS:
+            for number, text in enumerate(TEXTS, 1):
+                log.info("measuring the grid: text %d of %d", number, len(TEXTS))
                 body = {"prompt": text, "n_predict": 1, "temperature": 0.0, "cache_prompt": False}
                 try:
                     reply = await client.post(f"{self.engine.url}/completion", json=body)
@@ -215,7 +219,7 @@ class Backbone:
             lambda signal: self._chooser.signal_received(signal),
             lambda: self._on_welcome(),
         )
-        register = Register(self.config.name, manifest)
+        register = Register(self.config.name, manifest, inexact=self.config.allow_inexact)
         self.lane = RelayedLane(relay_url, hello, register, handlers, seal)
         self.chooser = await self._lanes(relay_url, self.lane)
         self.dispatcher.lane = self.chooser

@@ -99,7 +99,11 @@ def create_app(config: Config) -> Starlette:
     def qr(request: Request) -> Response:
         image = io.BytesIO()
         url = config.public_url or str(request.base_url)
-        segno.make(url, error="m", micro=False).save(image, kind="svg", scale=8, border=2, xmldecl=False)
+        try:
+            code = segno.make(url, error="m", micro=False)
+        except ValueError:  # DataOverflowError: a Host longer than any code holds
+            return Response("this address is too long for a QR code\n", 400, media_type="text/plain")
+        code.save(image, kind="svg", scale=8, border=2, xmldecl=False)
         headers = {"cache-control": "no-cache"}
         return Response(image.getvalue(), headers=headers, media_type="image/svg+xml")
 

@@ -75,8 +75,11 @@ def find_kernel(name: str) -> Path | None:
 
 
 def _inside(path: Path, folder: Path) -> Path | None:
-    path = path.resolve()
-    good = path.is_relative_to(folder.resolve()) and path.suffix in MEDIA_TYPES and path.is_file()
+    try:
+        path = path.resolve()
+        good = path.is_relative_to(folder.resolve()) and path.suffix in MEDIA_TYPES and path.is_file()
+    except (ValueError, OSError):  # a name that no file can have
+        return None
     return path if good else None
 
 

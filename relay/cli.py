@@ -41,7 +41,11 @@ def parser() -> argparse.ArgumentParser:
         description="Say who is at a relay, and which lane carries each node's calls, why, known since when.",
     )  # fmt: skip
     here = f"http://127.0.0.1:{Config().port}"
-    look.add_argument("url", nargs="?", default=here, metavar="URL", help=f"the relay ({here})")
+    look.add_argument("url", nargs="?", type=values.url("http", "https"), default=here, metavar="URL",
+                      help=f"the relay ({here})")  # fmt: skip
+    look.add_argument("--json", action="store_true", help="as JSON, for programs")
+    look.add_argument("--watch", nargs="?", type=values.seconds(0.2, 3600), const=2.0, metavar="SECONDS",
+                      help="again and again, until Ctrl-C (every 2 s)")  # fmt: skip
     for each in settings():
         unit = f" [{each.metadata['unit']}]" if each.metadata["unit"] else ""
         default = "" if each.default is None else f"; default {each.default}"
@@ -148,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = vars(parser().parse_args(argv))
     command = given.pop("command")
     if command == "status":
-        return run_blocking(lambda: status.run(given["url"], sys.stdout))
+        return run_blocking(lambda: status.run(given["url"], sys.stdout, given["json"], given["watch"]))
     log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s", None)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:

@@ -2,20 +2,27 @@
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import re
+import shutil
 import socket
 import sys
 from collections.abc import Callable
 from time import strftime
+from typing import Any
+
+import httpx
 
 from backbone.errors import BackboneError, ConfigError
 from backbone.experts.native import KernelFault, NativeKernel
+from backbone.experts.nodes import INEXACT_KERNELS
 from backbone.experts.webgpu import WebGpuKernel
 from backbone.lanes.direct import ListenAt
 from backbone.node.client import ClientConfig, NodeClient, Status
 from backbone.node.disk import default_cache_dir
+from backbone.node.idle import why_idle
 from backbone.node.keys import default_key_file, fresh_identity, kept_identity
 from backbone.node.machine import State
 from relay.program import values
@@ -26,6 +33,8 @@ from relay.wire.messages import NAME_CHARS
 from relay.wire.sealing import SealPolicy
 
 REPORT_S = 10.0  # between two lines while only the numbers grow
+IDLE_S = 10.0  # whoever is not asked for so long wants to know why
+MOST_STATUS_BYTES = 8 << 20
 SETTLE_S = 0.2  # changes within this time share a line
 
 
@@ -172,14 +181,35 @@ async def _serve(config: ClientConfig, kernel_name: str) -> int:
     client = NodeClient(config, kernel, reporter.changed)
     reporter.status = client.status
     serving = asyncio.create_task(client.run())
+    idle = asyncio.create_task(reporter.say_why_idle())
     try:
         reason = await asyncio.shield(serving)
     except asyncio.CancelledError:
         client.leave("the owner stopped this node")
         reason = await serving
+    finally:
+        idle.cancel()
     reporter.print_line()
     print(f"expert-node: {reason or 'left'}", flush=True)
     return 0 if reason in ("left", "") else 1
+
+
+async def _relay_status(url: str) -> dict[str, Any]:
+    """Ask the relay who is there; empty when it does not say."""
+    data = bytearray()
+    try:
+        async with (
+            httpx.AsyncClient(timeout=5.0, trust_env=False) as http,
+            http.stream("GET", f"{url}/status.json") as answer,
+        ):
+            async for piece in answer.aiter_bytes():
+                data += piece
+                if len(data) > MOST_STATUS_BYTES:
+                    return {}
+        found = json.loads(data)
+    except (httpx.HTTPError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class Reporter:
@@ -190,7 +220,7 @@ class Reporter:
         self._loop = loop
         self._due: asyncio.TimerHandle | None = None
         self._said: tuple[object, ...] = ()
-        self._calls_said = 0
+        self._grown_said = (0, 0)
         self._said_at = loop.time()
         self.status: Callable[[], Status]
 
@@ -202,8 +232,9 @@ class Reporter:
     def _look(self) -> None:
         self._due = None
         status = self.status()
-        what = (status.state, status.layers, status.experts, status.wanted, status.failed, status.seal)
-        grown = status.calls != self._calls_said and self._loop.time() - self._said_at >= REPORT_S
+        what = (status.state, status.wanted, status.failed > 0, status.seal)
+        now = (status.calls, status.experts)
+        grown = now != self._grown_said and self._loop.time() - self._said_at >= REPORT_S
         if what != self._said or grown:
             self._said = what
             self.print_line()
@@ -211,8 +242,33 @@ class Reporter:
     def print_line(self) -> None:
         """One line, everything in it measured."""
         status = self.status()
-        self._calls_said, self._said_at = status.calls, self._loop.time()
-        print(f"{strftime('%H:%M:%S')} {line(self._config, status)}", flush=True)
+        self._grown_said, self._said_at = (status.calls, status.experts), self._loop.time()
+        self._print(line(self._config, status))
+
+    def _print(self, text: str) -> None:
+        text = f"{strftime('%H:%M:%S')} {clean(text, 1000)}"
+        if sys.stdout.isatty():
+            text = clean(text, max(20, shutil.get_terminal_size().columns))
+        print(text, flush=True)
+
+    async def say_why_idle(self) -> None:
+        """While nobody asks this node, say why, as far as the relay's status tells; each reason once."""
+        said, idle_since = "", self._loop.time()
+        while True:
+            await asyncio.sleep(IDLE_S / 4)
+            status = self.status()
+            asked = status.calls > 0 and status.state is not State.OFFERED
+            if asked or status.state not in (State.OFFERED, State.SERVING):
+                idle_since = self._loop.time()
+            if self._loop.time() - idle_since < IDLE_S:
+                continue
+            idle_since = self._loop.time()
+            exact = status.kernel not in INEXACT_KERNELS
+            seen = await _relay_status(self._config.relay_url)
+            why = why_idle(seen, status.kernel, self._config.memory_bytes, exact)
+            if why is not None and why != said:
+                self._print(f"idle: {why}")
+            said = why or ""
 
 
 def line(config: ClientConfig, status: Status) -> str:

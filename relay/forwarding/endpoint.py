@@ -644,6 +644,8 @@ class Hub:
                     "model_name": backbone.catalogue.manifest.name,
                     "slices": len(backbone.catalogue.slices),
                     "size_bytes": backbone.catalogue.size_bytes,
+                    "slice_bytes": min(backbone.catalogue.slice_bytes.values(), default=0),  # the smallest
+                    "inexact": backbone.inexact,
                     "nodes": sorted(backbone.nodes),
                     "rtt_ms": connections[backbone.handle].session.rtt_ms,
                     "queued_bytes": connections[backbone.handle].outbox.size_bytes,

@@ -132,4 +132,5 @@ class BackboneRecord:
     seal: str | None = None  # its identity, if it seals
     changes: bool = False  # it takes lists of what changed
     told: Peers | None = None  # what it was told last
+    inexact: bool = False  # it also asks nodes whose kernel is not exact
     nodes: set[int] = field(default_factory=set)

@@ -195,7 +195,13 @@ class Pool:
         old = self.backbones.get(handle)
         catalogue = Catalogue(register.manifest)
         self.backbones[handle] = BackboneRecord(
-            handle, backbone_id, register.name, catalogue, register.seal, register.changes
+            handle,
+            backbone_id,
+            register.name,
+            catalogue,
+            register.seal,
+            register.changes,
+            inexact=register.inexact,
         )
         if old is not None:
             self._unpair(old.nodes)

@@ -245,7 +245,7 @@ class Offer(Json):
 class Register(Json):
     """
     Say what a backbone serves. `seal` is its identity (Ed25519), if it seals; `changes`: it takes Peers that
-    say only what changed.
+    say only what changed; `inexact`: it also asks nodes whose kernel is not exact.
     """
 
     TYPE = FrameType.REGISTER
@@ -254,6 +254,7 @@ class Register(Json):
     manifest: Manifest
     seal: str | None = None
     changes: bool = False
+    inexact: bool = False
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
@@ -262,11 +263,12 @@ class Register(Json):
             manifest=Manifest.from_fields(fields.object("manifest")),
             seal=_read_seal(fields),
             changes=fields.boolean("changes") if fields.has("changes") else False,
+            inexact=fields.boolean("inexact") if fields.has("inexact") else False,
         )
 
     def to_json(self) -> JsonObject:
         return {"name": self.name, "manifest": self.manifest.to_json()} | _given(
-            seal=self.seal, changes=self.changes
+            seal=self.seal, changes=self.changes, inexact=self.inexact
         )
 
 

@@ -157,10 +157,50 @@ def test_status_metrics_and_command_say_which_lane_carries_calls_why_and_since_w
     run(test)
 
 
-def test_status_command_names_what_is_no_relay() -> None:
-    out = io.StringIO()
-    assert relay_status.run("http://127.0.0.1:9", out) == 1
-    assert "127.0.0.1:9" in out.getvalue()
+def test_status_command_names_what_is_no_relay(capsys: pytest.CaptureFixture[str]) -> None:
+    assert relay_status.run("http://127.0.0.1:9", io.StringIO()) == 1
+    assert "127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_a_status_fits_its_terminal_and_shows_no_control_characters() -> None:
+    node = {
+        "name": "box\x1b[2J", "kernel": "native-avx2", "backbone": None, "paused": False,
+        "slices_ready": 1, "slices_assigned": 2, "seal": {},
+        "path": {"lane": "relayed", "why": "a long story " * 20, "age_s": None},
+    }  # fmt: skip
+    status = {
+        "relay": "1", "draining": False, "sessions": 1, "open_calls": 0, "backbones": [], "nodes": [node] * 2,
+    }  # fmt: skip
+    relay_status.show(status, out := io.StringIO(), width=80)
+    rows = out.getvalue().splitlines()
+    assert max(map(len, rows[1:])) <= 80 and len(rows) == 6 and rows[3].startswith("    a long story")
+    assert "\x1b" not in out.getvalue()
+    relay_status.show(status, out := io.StringIO())
+    assert len(out.getvalue().splitlines()) == 4, "a pipe gets one row for each node"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/src/%00", {}, 404),
+        ("/src/" + "x" * 5000, {}, 404),
+        ("/kernels/%00.wasm", {}, 404),
+        ("/src/verify/%00.js", {}, 404),
+        ("/verify/%00", {}, 404),
+        ("/pyodide/%00", {}, 404),
+        ("/lanes/%00.json", {}, 200),
+        ("/qr.svg", {"host": "x" * 4000}, 400),
+        ("/slices/%00", {}, 404),
+    ],
+)
+def test_nonsense_is_answered_not_reported_as_our_fault(
+    path: str, headers: dict[str, str], status: int
+) -> None:
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, httpx.AsyncClient(base_url=relay.url) as http:
+            assert (await http.get(path, headers=headers)).status_code == status
+
+    run(test)
 
 
 def test_qr_code_shows_the_public_url() -> None:

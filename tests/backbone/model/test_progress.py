@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from backbone.model.progress import Progress
+from backbone.model.progress import AGAIN_S, Progress
 
 
 class Terminal(io.StringIO):
@@ -21,11 +21,16 @@ def test_bar_grows_on_a_terminal_and_is_drawn_once_per_percent() -> None:
     assert frames[50].count("█") == 14
 
 
-def test_a_log_gets_one_line() -> None:
-    stream = io.StringIO()
+def test_a_log_gets_a_line_at_the_start_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, now = io.StringIO(), [0.0]
+    monkeypatch.setattr("backbone.model.progress.monotonic", lambda: now[0])
     with Progress("hashing", 10, stream) as progress:
-        progress.advance(10)
-    assert stream.getvalue() == "hashing: done\n"
+        for _ in range(10):
+            now[0] += AGAIN_S / 2
+            progress.advance()
+    assert stream.getvalue().splitlines() == [
+        "hashing …", *(f"hashing: {percent} %" for percent in (20, 40, 60, 80, 100)), "hashing: done",
+    ]  # fmt: skip
 
 
 def test_failure_is_told() -> None:
