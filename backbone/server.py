@@ -307,8 +307,9 @@ class Backbone:
 
     async def _open_door(self) -> None:
         door = Door(
-            engine_url=lambda: self.engine.url,
-            last_failure=lambda: self.engine.last_failure,
+            engine=self.engine,
+            context=self.config.context,
+            parallel=self.config.parallel,
             status=self.status,
             metrics=tally_registry(
                 self.dispatcher.tally,
