@@ -126,6 +126,11 @@ def _add_engine_options(serve: argparse.ArgumentParser) -> None:
                        help="draft tokens from the text so far; several tokens per round trip")  # fmt: skip
     serve.add_argument("--grid", choices=["x32", "x16"], default="x32",
                        help="how exact partials travel: 4 or 2 bytes per channel (x32)")  # fmt: skip
+    serve.add_argument("--prompt-cache", type=values.size(), default=None, metavar="SIZE",
+                       help="memory for earlier prompts (1/8 of the machine, at most 2GiB)")  # fmt: skip
+    serve.add_argument("--engine-memory", type=values.memory(64 << 20), default=None, metavar="SIZE",
+                       help="what llama.cpp may take besides the loaded model, before it is started again "
+                            "(1/4 of the machine, at least 4GiB, and the prompt cache)")  # fmt: skip
     serve.add_argument("--local-cache", type=values.memory(1 << 20), default=1 << 30,
                        metavar="SIZE", help="memory for experts that no node holds (1GiB)")  # fmt: skip
     serve.add_argument("--cache-dir", type=values.path, metavar="DIR",
@@ -167,6 +172,8 @@ def config_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Confi
         hedge=args.hedge,
         allow_inexact=args.allow_inexact,
         local_cache_bytes=args.local_cache,
+        prompt_cache_bytes=args.prompt_cache,
+        engine_memory_bytes=args.engine_memory,
         record=args.record,
     )
 

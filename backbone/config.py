@@ -29,6 +29,8 @@ class Config:
     backbone directly. links: whether calls may leave the relayed lane. paths: when they do.
     key_file: this backbone's key, None: a fresh one. seal: whether frames through the relay are sealed.
     require_sealed: leave out nodes that cannot.
+    prompt_cache_bytes, engine_memory_bytes: what llama.cpp may keep of earlier prompts, and take altogether
+    besides the loaded model; None: by the machine's memory.
     local_cache_bytes: packed experts kept in memory for what no node holds. call_timeout_s: longest layer
     call. record: a folder for the first answer of each node, to be verified by others.
     """
@@ -50,6 +52,8 @@ class Config:
     hedge: bool = False
     allow_inexact: bool = False
     local_cache_bytes: int = 1 << 30
+    prompt_cache_bytes: int | None = None
+    engine_memory_bytes: int | None = None
     call_timeout_s: float = 120.0
     record: Path | None = None
     listen: ListenAt | None = None

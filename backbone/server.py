@@ -56,6 +56,7 @@ from relay.door import Places
 from relay.door import door as http_door
 from relay.program.ports import cannot_listen
 from relay.program.text import clean
+from relay.program.values import machine_bytes
 from relay.wire.calls import model_tag
 from relay.wire.fields import Fields
 from relay.wire.manifest import Manifest as WireManifest
@@ -117,6 +118,7 @@ class Backbone:
         kernel = NativeKernel(threads=threads)
         kernel.known_answer_test()
         after_engine = self._stack.enter_context(ExitStack())  # closed once no call can come
+        prompt_cache, engine_memory = engine_memory_of(config, machine_bytes() or 16 << 30)
         self.engine = Engine(
             EngineConfig(
                 model=self.model.path,
@@ -126,6 +128,8 @@ class Backbone:
                 n_threads=threads,
                 speculate=config.speculate,
                 call_timeout_s=config.call_timeout_s,
+                prompt_cache_bytes=prompt_cache,
+                memory_bytes=engine_memory,
             ),
             lambda call: self._answer(call),
             self.model.formulas,
@@ -415,6 +419,15 @@ class Backbone:
 async def _nothing(call: LayerCall) -> npt.NDArray[np.float32]:
     """llama.cpp tries its graph while it loads and throws the outputs away; formulas are not known yet."""
     return np.zeros_like(call.x)
+
+
+def engine_memory_of(config: Config, machine: int) -> tuple[int, int]:
+    """Give the engine's prompt cache and its limit, in bytes, for a machine with so much memory."""
+    cache = config.prompt_cache_bytes
+    if cache is None:
+        cache = min(2 << 30, machine // 8)
+    limit = config.engine_memory_bytes
+    return cache, limit if limit is not None else cache + max(4 << 30, machine // 4)
 
 
 class _QuietServer(uvicorn.Server):

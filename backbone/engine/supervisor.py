@@ -319,6 +319,7 @@ class Engine:
         self._url = None
         self._up.clear()
         self._why_down = why
+        self._described.set()
         await self._kill()
         await self._link.close()
 
