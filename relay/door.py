@@ -217,6 +217,10 @@ class Door(H11Protocol):
             (self.transport.resume_reading if on else self.transport.pause_reading)()
 
     def on_response_complete(self) -> None:
+        if self.conn.trailing_data[0]:
+            # A further request came before this answer was whole. No client does that any more, and all of
+            # them would be answered in one turn of the loop.
+            self.transport.close()
         super().on_response_complete()
         if self.transport.get_protocol() is self and self.conn.their_state is h11.IDLE:
             self.places.asked(self.transport)  # the keep-alive timer has it now

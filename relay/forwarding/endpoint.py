@@ -6,6 +6,7 @@ Drive all sessions: greet them, feed the pool with what they say, tell them what
 """
 
 import asyncio
+import gc
 import hmac
 import logging
 import secrets
@@ -63,6 +64,9 @@ from relay.wire.session import Closed, Event, ForwardReceived, RelaySession, Sta
 log = logging.getLogger(__name__)
 
 MAX_SETTLE_PAUSE_S = 1.0
+# What a swarm holds is sets of millions, and to look through them for cycles stops the loop for up to half a
+# second. Next to nothing here is in cycles, so that is done some hundred times less often than Python would.
+GC_THRESHOLDS = (50_000, 20, 50)
 SWITCH_S = 0.0005  # the loop does not wait for the thread that settles longer than this; Python's own is 5 ms
 SETTLE_DELAY_S = 0.02  # changes within it are settled together: a swarm that reconnects is one change
 TICK_S = 0.25
@@ -122,6 +126,7 @@ class Hub:
 
     async def start(self) -> None:
         sys.setswitchinterval(SWITCH_S)
+        gc.set_threshold(*GC_THRESHOLDS)
         self._ticker = asyncio.create_task(self._tick_forever())
 
     async def drain(self, reason: str) -> None:
@@ -474,7 +479,7 @@ class Hub:
         started = monotonic()
         try:
             before = self.pool.copy()
-            working = before.copy()
+            working = await self._aside(before.copy)
             with self._metrics.settle_seconds.time():
                 told = await self._aside(partial(working.settle, started))
             former = {node.handle: node.backbone for node in self.pool.nodes.values()}

@@ -20,7 +20,7 @@ _T = FrameType
 
 # What one peer may send by itself: a second, and at once. What is not here follows from a call.
 MESSAGES: dict[FrameType, tuple[float, float]] = {
-    _T.OFFER: (0.5, 20),  # memory, kernel or battery changed
+    _T.OFFER: (0.5, 8),  # memory, kernel or battery changed
     _T.REGISTER: (0.2, 10),
     _T.SLICE_READY: (20, 200),  # while slices arrive
     _T.PAUSE: (2, 30),  # a tab hidden and shown

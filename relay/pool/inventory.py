@@ -1,8 +1,8 @@
 """Keep what nodes offer and what backbones need, in the terms of placement: units of a model. Pure."""
 
 import json
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 import numpy as np
 
@@ -116,9 +116,14 @@ class NodeRecord:
     listed: tuple[tuple[object, ...], PeerNode | None] | None = None
 
     def copy(self) -> "NodeRecord":
-        made = copy(self)
-        made.loading = copy(self.loading)
+        """Give one of its own; thousands are copied at a time, and `copy.copy` takes five times as long."""
+        made = NodeRecord(*_record(self))
+        made.loading = Loading(*_loading(self.loading))
         return made
+
+
+_record = attrgetter(*(field.name for field in fields(NodeRecord)))
+_loading = attrgetter(*(field.name for field in fields(Loading)))
 
 
 @dataclass(slots=True)

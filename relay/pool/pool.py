@@ -91,9 +91,12 @@ class Pool:
                 continue
             if decided.backbone is not None and not self._same_backbone(before, decided.backbone):
                 continue
-            ready = node.ready  # what it said meanwhile counts, unless it is paired anew
-            for name, value in zip(DECIDED, _decided(decided), strict=True):
-                setattr(node, name, value)
+            ready, told = node.ready, node.told  # what it said meanwhile counts, unless it is paired anew
+            for name, value, old in zip(DECIDED, _decided(decided), _decided(was), strict=True):
+                if value is not old:
+                    setattr(node, name, value)
+            if told is not was.told:
+                node.told = told  # forgotten, so that it is told again
             if node.epoch == was.epoch:
                 node.ready = ready
             else:

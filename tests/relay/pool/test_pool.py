@@ -422,3 +422,13 @@ def test_long_list_of_peers_comes_in_pieces() -> None:
     for piece in pieces:
         known = piece.after(known)
     assert [len(node.experts) for node in known.nodes] == [60] * 6
+
+
+def test_kernel_that_changes_while_a_copy_settles_is_asked_again() -> None:
+    pool = Pool()
+    assign = joined(pool)
+    pool.slices_ready(2, SliceReady(assign.epoch, {}, {0: (0, 1), 1: (0, 1)}, "the graphics kernel: no"))
+    before, working, _ = settled_elsewhere(pool)
+    pool.offer(2, "n1", replace(offer(), kernel="native", gb_per_s=9.0))
+    pool.adopt(working, before)
+    assert held(assigns(pool.settle())[2]) == held(assign)
