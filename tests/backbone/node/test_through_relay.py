@@ -12,8 +12,10 @@ from backbone.node.client import ClientConfig, NodeClient
 from backbone.node.machine import State
 from relay.config import Config
 from relay.server import RelayServer
+from relay.wire.messages import Assign
 from tests.fakes.backbone import FakeBackbone
 from tests.fakes.model import RandomModel
+from tests.fakes.peers import Node
 
 MODEL = RandomModel.make(layers=4, experts=4)
 KERNEL = NativeKernel()
@@ -128,3 +130,20 @@ async def test_node_learns_that_its_backbone_left_and_serves_the_next_with_what_
             (found,) = await second.until_covered(1)
             await second.check(found, 1)
             assert not second.delivered, "nothing is loaded again"
+
+
+async def test_a_node_that_pledges_and_never_loads_leaves_no_hole(
+    relay: RelayServer, backbone: FakeBackbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.pool.loading.DOUBT_S", 0.5)
+    monkeypatch.setattr("relay.pool.loading.DEADLINE_S", 1.0)
+    async with Node(relay, 77) as liar:
+        await liar.offer(memory=1 << 40)
+        assign = await liar.expect(Assign)
+        assert sum(len(layer.experts) for layer in assign.layers) == 16
+        async with node(relay.url, HALF, "one"), node(relay.url, HALF, "two"):
+            nodes = await backbone.until_covered(2)
+            await asyncio.gather(*(backbone.check(found, 1) for found in nodes))
+            little = await liar.expect(Assign, lambda assign: bool(assign.layers), forget_earlier=True)
+            assert sum(len(layer.experts) for layer in little.layers) == 1
+            await liar.expect(Assign, lambda assign: not assign.layers)
