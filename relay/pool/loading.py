@@ -44,8 +44,8 @@ class Loading:
     doubted: bool = False
     trusted_bytes: int | None = None
     bytes_per_s: float | None = None
+    held_bytes: int = 0  # of what it was assigned
     _since: float = 0.0  # when it was given something to load, or said that it holds more
-    _held_bytes: int = 0
     _missing_bytes: int = 0
     _rest_s: float = 0.0
     _rests_until: float | None = None
@@ -54,7 +54,7 @@ class Loading:
         """It was told what to hold: so much of it is there already."""
         if self._missing_bytes == 0:
             self._since = now
-        self._held_bytes, self._missing_bytes = held_bytes, missing_bytes
+        self.held_bytes, self._missing_bytes = held_bytes, missing_bytes
 
     def resumed(self, paused_s: float) -> None:
         """It was paused for so long, and loaded nothing meanwhile."""
@@ -63,8 +63,8 @@ class Loading:
     def progressed(self, held_bytes: int, missing_bytes: int, slice_bytes: int, now: float) -> bool:
         """It said what it holds. Returns whether that changes what may be given to it."""
         before = self.doubted, self.trusted_bytes
-        gained = held_bytes - self._held_bytes
-        self._held_bytes, self._missing_bytes = held_bytes, missing_bytes
+        gained = held_bytes - self.held_bytes
+        self.held_bytes, self._missing_bytes = held_bytes, missing_bytes
         if gained > 0:
             rate = gained / max(now - self._since, 0.05)
             self.bytes_per_s = rate if self.bytes_per_s is None else (self.bytes_per_s + rate) / 2
@@ -90,17 +90,17 @@ class Loading:
         """Say whether something changes, once it is due; `starved`: what it waits for is not here either."""
         if self._rests_until is not None:
             self._rests_until = None
-            self.trusted_bytes = self._held_bytes + slice_bytes
+            self.trusted_bytes = self.held_bytes + slice_bytes
         elif starved:
             self._since = now
             return False
         elif not self.doubted:
             self.doubted = True
             return True
-        elif self.trusted_bytes is None or self.trusted_bytes > self._held_bytes + slice_bytes:
-            self.trusted_bytes = self._held_bytes + slice_bytes
+        elif self.trusted_bytes is None or self.trusted_bytes > self.held_bytes + slice_bytes:
+            self.trusted_bytes = self.held_bytes + slice_bytes
         else:
-            self.trusted_bytes = self._held_bytes
+            self.trusted_bytes = self.held_bytes
             self._rest_s = min(REST_CAP_S, max(REST_S, 2 * self._rest_s))
             self._rests_until = now + self._rest_s
         self._since = now

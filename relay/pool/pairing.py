@@ -2,20 +2,27 @@
 Decide which backbone each node works for: pure, deterministic, and as steady as fairness allows.
 
 Nodes are shared out in proportion to the size of the models. A node stays where it is unless its backbone
-left or another one would be left with less than its share.
+left, another one would be left with less than its share, or another one lacks memory that is spare here.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+MOST_ROUNDS = 4
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """A node: whom it works for now, and for which backbones it still holds slices (number of them)."""
+    """
+    A node: whom it works for now, and for which backbones it still holds slices (number of them).
+
+    room_bytes: what it can hold, as far as it is trusted.
+    """
 
     node: str
     current: str | None
     holds: Mapping[str, int]
+    room_bytes: int = 0
 
 
 def pair(candidates: Sequence[Candidate], sizes: Mapping[str, int]) -> dict[str, str]:
@@ -40,20 +47,69 @@ def pair(candidates: Sequence[Candidate], sizes: Mapping[str, int]) -> dict[str,
         members[max(backbones, key=lambda b: (node.holds.get(b, 0), shares[b] - len(members[b])))].append(
             node
         )
+    for _ in range(MOST_ROUNDS):  # until nothing moves: what is settled stays as it is
+        before = {backbone: set(members[backbone]) for backbone in backbones}
+        _share_out(members, shares, sizes)
+        _lend_memory(members, sizes)
+        if before == {backbone: set(members[backbone]) for backbone in backbones}:
+            break
+    return {node.node: backbone for backbone in backbones for node in members[backbone]}
+
+
+def _share_out(
+    members: dict[str, list[Candidate]], shares: Mapping[str, int], sizes: Mapping[str, int]
+) -> None:
+    """Give each backbone its share of the nodes, as far as the others can spare their memory."""
+    backbones = sorted(members)
     poor = {backbone: shares[backbone] - len(members[backbone]) for backbone in backbones}
     for backbone in backbones:
         while poor[backbone] > 0:
             rich = min(backbones, key=lambda b: (poor[b], b))
+            spare = _room(members[rich]) - sizes[rich]
+            # a backbone without any node comes first; else who has enough takes only what can be spared
+            freely = not members[backbone] or (spare < 0 and _room(members[backbone]) < sizes[backbone])
+            movable = [node for node in members[rich] if freely or node.room_bytes <= spare]
+            if not movable:
+                break
             # whoever holds most for the poor one and least for the rich one moves; later names first
             mover = max(
-                members[rich],
+                movable,
                 key=lambda node: (node.holds.get(backbone, 0) - node.holds.get(rich, 0), node.node),
             )
             members[rich].remove(mover)
             members[backbone].append(mover)
             poor[rich] += 1
             poor[backbone] -= 1
-    return {node.node: backbone for backbone in backbones for node in members[backbone]}
+
+
+def _room(nodes: Sequence[Candidate]) -> int:
+    return sum(node.room_bytes for node in nodes)
+
+
+def _lend_memory(members: dict[str, list[Candidate]], sizes: Mapping[str, int]) -> None:
+    """Move nodes to backbones whose nodes cannot hold the model, from those that can do without them."""
+    for backbone in sorted(members):
+        while (lacking := sizes[backbone] - _room(members[backbone])) > 0:
+            spare = {other: _room(members[other]) - sizes[other] for other in members if other != backbone}
+            lenders = [
+                (node, other)
+                for other in sorted(spare)
+                for node in members[other]
+                if 0 < node.room_bytes <= spare[other]
+            ]
+            if not lenders:
+                break
+            # the smallest that is enough, else the largest
+            node, other = min(
+                lenders,
+                key=lambda lender: (
+                    lender[0].room_bytes < lacking,
+                    abs(lender[0].room_bytes - lacking),
+                    lender[0].node,
+                ),
+            )
+            members[other].remove(node)
+            members[backbone].append(node)
 
 
 def _shares(num_nodes: int, backbones: Sequence[str], sizes: Mapping[str, int]) -> dict[str, int]:

@@ -300,6 +300,7 @@ class Pool:
                 node_id,
                 self.backbones[node.backbone].backbone_id if node.backbone is not None else node.former,
                 {bid: b.catalogue.count_held(node.inventory) for bid, b in by_id.items()},
+                self._room_bytes(node),
             )
             for node_id, node in nodes.items()
         ]
@@ -317,6 +318,14 @@ class Pool:
             node.backbone, node.epoch = backbone.handle, self._epoch
             backbone.nodes.add(node.handle)
             self._epoch = self._epoch % 0xFFFF_FFFF + 1
+
+    def _room_bytes(self, node: NodeRecord) -> int:
+        """Say what a node can hold for whomever; of one that does not load, only what it does hold."""
+        if node.set_aside:
+            return 0
+        trusted = node.loading.trusted_bytes
+        room = node.offer.memory_bytes if trusted is None else min(node.offer.memory_bytes, trusted)
+        return min(room, node.loading.held_bytes) if node.loading.doubted else room
 
     def _place(self, backbone: BackboneRecord, now: float) -> Iterable[Told]:
         """Place the model on the backbone's nodes; a node is told when its set changed."""

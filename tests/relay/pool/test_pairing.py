@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.pool.pairing import Candidate, pair
@@ -56,3 +56,22 @@ def test_second_backbone_gets_its_share() -> None:
     nodes = [Candidate(f"n{i}", "A", {}) for i in range(4)]
     assert Counter(pair(nodes, {"A": 10, "B": 10}).values()) == {"A": 2, "B": 2}
     assert Counter(pair(nodes, {"A": 30, "B": 10}).values()) == {"A": 3, "B": 1}
+
+
+def test_a_backbone_that_lacks_memory_is_lent_a_node_by_one_that_has_it_to_spare() -> None:
+    nodes = [Candidate("n1", "a", {}, 200), Candidate("n2", "a", {}, 60), Candidate("n3", "b", {}, 50)]
+    assert pair(nodes, {"a": 100, "b": 100}) == {"n1": "a", "n2": "b", "n3": "b"}
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([None, "a", "b", "c"]), st.integers(0, 300)), max_size=12),
+    st.dictionaries(st.sampled_from("abc"), st.integers(1, 400)),
+)
+def test_pairs_that_were_made_are_left_as_they_are(
+    nodes: list[tuple[str | None, int]], sizes: dict[str, int]
+) -> None:
+    made = [Candidate(f"n{number}", at, {}, room) for number, (at, room) in enumerate(nodes)]
+    first = pair(made, sizes)
+    settled = [Candidate(node.node, first.get(node.node), {}, node.room_bytes) for node in made]
+    assert pair(settled, sizes) == first

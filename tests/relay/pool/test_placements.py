@@ -53,25 +53,31 @@ class Device:
         return [(n.layer, e, s, n.slice_bytes) for n in layers for e, s in n.experts.items()]
 
 
+def manifest(model: str, layers: list[tuple[int, int]]) -> Manifest:
+    slices = [
+        ManifestLayer(
+            n,
+            {"hidden_dim": 32},
+            {"x32": 1, "x16": None},
+            size,
+            tuple(f"{model}{n:02}{e:03}".ljust(64, "0") for e in range(experts)),
+        )
+        for n, (experts, size) in enumerate(layers)
+    ]
+    return Manifest(model.ljust(64, "0"), model, max(e for e, _ in layers), 1, tuple(slices))
+
+
 class Swarm:
     """A relay's pool, a backbone and devices, on a clock of their own."""
 
-    def __init__(self, layers: list[tuple[int, int]], devices: list[Device], backbone_at: float) -> None:
+    def __init__(
+        self, layers: list[tuple[int, int]], devices: list[Device], backbone_at: float, models: int = 1
+    ) -> None:
         self.pool, self.now = Pool(), 0.0
         self.devices = {device.handle: device for device in devices}
         self.backbone_at = backbone_at
-        slices = [
-            ManifestLayer(
-                n,
-                {"hidden_dim": 32},
-                {"x32": 1, "x16": None},
-                size,
-                tuple(f"{n:02}{e:03}".ljust(64, "0") for e in range(experts)),
-            )
-            for n, (experts, size) in enumerate(layers)
-        ]
-        self.manifest = Manifest("aa".ljust(64, "0"), "m", max(e for e, _ in layers), 1, tuple(slices))
-        self.everything = {s for layer in slices for s in layer.slices}
+        self.manifests = [manifest(f"{model:02x}", layers) for model in range(models)]
+        self.everything = {s for made in self.manifests for layer in made.layers for s in layer.slices}
 
     def run(self, until: float) -> None:
         while self.now < until:
@@ -80,7 +86,8 @@ class Swarm:
     def step(self) -> None:
         self.now += STEP_S
         if self.now - STEP_S <= self.backbone_at < self.now:
-            self.pool.register(1, "b1", Register("b", self.manifest))
+            for number, made in enumerate(self.manifests):
+                self.pool.register(1000 + number, f"b{number}", Register("b", made))
         for device in self.devices.values():
             self._live(device)
         self.pool.tick(self.now)
@@ -207,3 +214,25 @@ def test_no_slice_stays_without_a_holder_while_others_have_room(block: int) -> N
         loading = [device for device in whole.devices.values() if device.bytes_per_s > 1.0]
         fetched = sum(device.fetched_bytes for device in loading)
         assert fetched <= 1.5 * sum(device.real_bytes for device in loading), (seed, fetched)
+
+
+def test_no_model_has_holes_while_nodes_of_another_have_room_to_spare() -> None:
+    for seed in range(120):
+        rng = random.Random(1000 + seed)
+        models = rng.choice([2, 3])
+        layers = [(rng.randint(2, 6), 100) for _ in range(rng.randint(2, 5))]
+        model_bytes = sum(experts * size for experts, size in layers)
+        devices: list[Device] = []
+        while sum(d.real_bytes for d in devices if d.honest) < (1.3 * models + 0.5) * model_bytes:
+            honest = rng.random() < 0.7
+            pledge = rng.randint(1, max(1, model_bytes // 300)) * 100
+            real, rate = (pledge, model_bytes / 4) if honest else (0, 0.0)
+            devices.append(
+                Device(
+                    2 + len(devices), pledge if honest else 1 << 50, real, rate, joins_at=rng.uniform(0, 20)
+                )
+            )
+        whole = Swarm(layers, devices, rng.choice([0.0, 10.0, 25.0]), models)
+        whole.run(25.0 + 25.0)
+        holes = whole.everything - whole.served()
+        assert not holes, (seed, sorted(holes), devices)
