@@ -317,7 +317,8 @@ class NativeKernel:
         if (known := self._formulas.get(formula)) is None:
             known = self._sized(formula)
             self._prove(known[0])
-            self._formulas[formula] = known
+            # Another thread may have been first, and calls under way read its memory: the first one stays.
+            known = self._formulas.setdefault(formula, known)
         return known
 
     def _sized(self, formula: Formula) -> tuple[CFormula, int, int]:
@@ -373,7 +374,7 @@ class NativeKernel:
             pick_expert.ctypes.data, pick_weight.ctypes.data, ctypes.addressof(addresses), 0, scratch_bytes,
             0, 0,
         )  # fmt: skip
-        kept = x, exponents, layer, counts, pick_expert, pick_weight, addresses, experts
+        kept = c_formula, x, exponents, layer, counts, pick_expert, pick_weight, addresses, experts
         return dict(zip(CALL_WORDS, values, strict=True)), kept
 
     def _call(self, words: dict[str, int], **changed: int) -> "ctypes.Array[ctypes.c_size_t]":

@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from time import process_time
 
 import numpy as np
@@ -286,3 +287,20 @@ def test_a_library_that_switched_subnormals_off_changes_nothing(kernel: NativeKe
 def test_a_missing_library_says_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(KernelFault, match=r"wasm/build\.py"):
         NativeKernel(folder=tmp_path)
+
+
+def test_threads_that_meet_a_formula_at_once_use_the_same_memory_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second copy would free the first under a call that reads it."""
+    found, formula, both = NativeKernel(), Formula(64, 64, 8, 8, 8), Barrier(2)
+    prove = found._prove
+
+    def prove_together(c_formula: object) -> None:
+        both.wait(10)
+        prove(c_formula)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(found, "_prove", prove_together)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(found._formula, [formula, formula])
+    assert one[0] is other[0] is found._formula(formula)[0]
