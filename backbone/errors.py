@@ -62,12 +62,12 @@ class EngineRefused(EngineError):
 
     code = "engine_refused"
 
-    def __init__(self, op: str, layer: int, tensor: str, why: str) -> None:
+    def __init__(self, op: str, layer: int, tensor: str, why: str, file: str = "this model") -> None:
         self.op = op
         self.layer = layer
         self.tensor = tensor
         self.why = why
-        super().__init__(f"the engine refuses this model: {why} (op {op}, layer {layer}, tensor {tensor})")
+        super().__init__(f"the engine refuses {file}: {why} (op {op}, layer {layer}, tensor {tensor})")
 
 
 class EngineDown(EngineError):

@@ -139,7 +139,10 @@ class Backbone:
                 await self._stack.enter_async_context(self.engine)
         except EngineRefused as exc:  # the better reason, when there is one
             raise self.model.faults.get(exc.layer, exc) from None
+        in_file = self.model.layers
         self.model = self.model.as_computed(self.engine.layers)
+        if unused := sorted(in_file.keys() - self.model.layers.keys()):
+            log.info("the graph does not use the experts of layers %s: left out", unused)
         hashes = await asyncio.to_thread(slice_hashes, self.model, config.cache_dir)
         local = LocalExperts(self.model, kernel, config.local_cache_bytes, threads)
         after_engine.callback(local.close)

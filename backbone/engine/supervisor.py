@@ -253,19 +253,23 @@ class Engine:
         return report
 
     def _accept(self, report: dict[str, Any]) -> None:
-        """Check what the child says of the model against what we know of it."""
+        """Check what the child says of the model against what we know of it; a refusal names the file."""
+        file = self.config.model.name
         match report:
             case {"code": EngineRefused.code}:
-                raise EngineRefused(report["op"], report["layer"], report["tensor"], report["why"])
+                raise EngineRefused(report["op"], report["layer"], report["tensor"], report["why"], file)
             case {"code": FormulaUnsupported.code}:
-                raise FormulaUnsupported(report["what"], report["layer"])
+                raise FormulaUnsupported(f"{report['what']}, in {file}", report["layer"])
             case {"error": error}:
                 raise EngineError(f"the engine did not start: {error}: {self._tail()}")
         layers = [SeenLayer.from_json(entry) for entry in report.get("layers", [])]
-        if self._expected is not None and self.config.swarm:
-            require_agreement(self._expected, layers)
-        if self.layers:  # started again
-            require_same(self.layers, layers)
+        try:
+            if self._expected is not None and self.config.swarm:
+                require_agreement(self._expected, layers)
+            if self.layers:  # started again
+                require_same(self.layers, layers)
+        except EngineRefused as exc:
+            raise EngineRefused(exc.op, exc.layer, exc.tensor, exc.why, file) from None
         self.layers = layers
 
     async def _watch(self) -> None:

@@ -26,9 +26,10 @@ from backbone.model.gguf_split import open_parts
 from backbone.model.graph import SeenLayer, require_agreement
 
 F32 = 0
-MAX_EXPERTS = 4096  # these three as in relay/wire/manifest.py
+MAX_EXPERTS = 4096  # these four as in relay/wire/manifest.py
 MAX_HIDDEN_DIM = 0xFFFF
 MAX_EXPERT_DIM = 1 << 20
+MAX_SLICE_BYTES = 1 << 30
 
 type Bytes = npt.NDArray[np.uint8]
 type Located = dict[str, tuple[GgufFile, TensorInfo]]
@@ -93,7 +94,7 @@ class Model:
         layers = {e.layer: replace(self.layers[e.layer], formula=e.formula) for e in entries}
         for entry in entries:
             if entry.num_experts != self.num_experts:
-                what = f"{entry.num_experts} experts where the file has {self.num_experts}"
+                what = f"{entry.num_experts} experts where {self.path.name} has {self.num_experts}"
                 raise FormulaUnsupported(what, entry.layer)
         return replace(self, layers=layers, top_k=max(entry.top_k for entry in entries), faults={})
 
@@ -215,6 +216,9 @@ class _Reader:
             biased=any(self._has(part, "bias") for part in biased),
             scaled=any(self._has(part, "scale") for part in scaled),
         )
+        if formula.slice_bytes > MAX_SLICE_BYTES:
+            what = f"an expert of {formula.slice_bytes} bytes, {tensor_name(self._layer, 'down')}"
+            raise FormulaUnsupported(f"{what} of {self._file_name('down')}", self._layer)
         return MoeLayer(
             self._layer,
             formula,

@@ -311,7 +311,7 @@ async def test_formula_that_is_not_supported_is_refused_by_name(tmp_path: Path) 
 async def test_gguf_and_graph_that_disagree_are_refused(small_model: Model) -> None:
     expected = formulas(small_model)
     expected[1] = replace(expected[1], up_type=12)
-    with pytest.raises(EngineRefused, match=r"up_type 12, in the graph 8.*layer 1"):
+    with pytest.raises(EngineRefused, match=r"refuses small.gguf: .*up_type 12, in the graph 8.*layer 1"):
         async with Engine(config(small_model.path), LocalExperts(small_model), expected):
             pass
 

@@ -1,4 +1,6 @@
+import os
 import re
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,6 +165,32 @@ def test_dense_model_is_refused(tmp_path: Path) -> None:
         open_model(_write(tmp_path / "empty.gguf", experts=2))
 
 
+def test_experts_in_tensors_of_their_own_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "old.gguf", "llama")
+    writer.add_expert_count(2)
+    for expert in range(2):
+        writer.add_tensor(f"blk.0.ffn_down.{expert}.weight", _floats(32, 64))
+    _close(writer)
+    with pytest.raises(ModelError, match="old.gguf has each expert in a tensor of its own.*convert it again"):
+        open_model(tmp_path / "old.gguf")
+
+
+def test_expert_too_large_for_the_wire_is_refused_by_name(tmp_path: Path) -> None:
+    """A sparse file: only its head is there."""
+    path = _experts(tmp_path / "huge.gguf", "qwen2moe", SEPARATE)
+    data = bytearray(path.read_bytes())
+    for part, (columns, rows) in {"gate": (32, 64), "up": (32, 64), "down": (64, 32)}.items():
+        at = data.index(f"blk.0.ffn_{part}_exps.weight".encode()) + len(f"blk.0.ffn_{part}_exps.weight") + 4
+        assert struct.unpack_from("<3Q", data, at) == (columns, rows, 2)
+        struct.pack_into("<3Q", data, at, *(n * (1 << 9 if n == 32 else 1 << 8) for n in (columns, rows)), 2)
+    path.write_bytes(data)
+    os.truncate(path, 3 << 31)
+    with pytest.raises(
+        FormulaUnsupported, match=r"an expert of \d+ bytes, blk.0.ffn_down_exps.weight of huge.gguf"
+    ):
+        open_model(path)
+
+
 def test_tensors_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match=r"ffn_gate_exps.weight has shape \(32, 32, 2\), expected \(32, 64, 2\)"
@@ -265,7 +293,7 @@ def test_graph_and_file_that_contradict_each_other_are_refused_by_layer(path: Pa
         (_seen(replace(formula, down_type=8), 1), "down_type 14, in the graph 8.*layer 1"),
         (_seen(replace(formula, biased=True), 1), "biased False, in the graph True.*layer 1"),
         (_seen(formula, 7), "could not be read.*layer 7"),
-        (_seen(formula, 1, num_experts=9), "9 experts where the file has 8.*layer 1"),
+        (_seen(formula, 1, num_experts=9), "9 experts where m.gguf has 8.*layer 1"),
     ):
         with pytest.raises((EngineRefused, FormulaUnsupported), match=why):
             model.as_computed([seen])
