@@ -29,7 +29,11 @@ MAX_DATAGRAM_BYTES = 2048  # RFC 5780 clients ask with 1500 bytes of padding; mo
 SOFTWARE = "expertswarm"
 
 MAX_GROWTH = 2.0  # reply over request, both with their IP and UDP headers
-RATE_PER_S, BURST = 100.0, 200.0  # per source; many phones share the address of one carrier's NAT
+RATE_PER_S, BURST = 100.0, 200.0  # per address; many phones share the address of one carrier's NAT
+PORT_RATE_PER_S, PORT_BURST = (
+    4.0,
+    40.0,
+)  # per socket: one that floods leaves its address's share to others
 MAX_SOURCES = 16_384  # remembered at once, those seen longest ago are forgotten first
 
 
@@ -165,6 +169,7 @@ class Server:
         self._addresses = tuple(addresses)
         self._software = software.encode()
         self._budget = Budget(RATE_PER_S, BURST, MAX_SOURCES)
+        self._of_port = Budget(PORT_RATE_PER_S, PORT_BURST, MAX_SOURCES)
         self.limited = 0
         self.ignored = 0
 
@@ -174,7 +179,8 @@ class Server:
         if message is None or message.kind is not Kind.REQUEST or not _may_be_answered(source):
             self.ignored += 1
             return None
-        if not self._budget.take(_network(source[0]), now):
+        network = _network(source[0])
+        if not self._of_port.take(f"{network} {source[1]}", now) or not self._budget.take(network, now):
             self.limited += 1
             return None
         seen = source

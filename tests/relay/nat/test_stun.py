@@ -12,6 +12,8 @@ from relay.nat.stun import (
     CHANGE_IP,
     CHANGE_PORT,
     MAX_GROWTH,
+    PORT_BURST,
+    PORT_RATE_PER_S,
     RATE_PER_S,
     Attribute,
     Budget,
@@ -141,11 +143,25 @@ def test_damaged_fingerprint_is_dropped() -> None:
     assert decode(bytes(request)) is None
 
 
+def test_flood_of_one_socket_leaves_others_behind_its_address_their_share() -> None:
+    server, request = full(), binding_request(ID)
+
+    def answers(port: int, now: float, count: int) -> int:
+        sent = (server.receive_datagram(request, (PEER[0], port), (A1, P1), now) for _ in range(count))
+        return sum(reply is not None for reply in sent)
+
+    assert answers(1, 0.0, 10_000) == PORT_BURST
+    assert [answers(port, 0.0, 10) for port in range(2, 18)] == [10] * 16
+    assert answers(1, 1.0, 10_000) == PORT_RATE_PER_S
+
+
 def test_each_source_has_its_own_budget_and_earns_it_back() -> None:
     server, request = full(), binding_request(ID)
 
     def answers(source: tuple[str, int], now: float, count: int) -> int:
-        replies = (server.receive_datagram(request, source, (A1, P1), now) for _ in range(count))
+        """Each from another port of that address."""
+        sources = ((source[0], 1000 + n) for n in range(count))
+        replies = (server.receive_datagram(request, each, (A1, P1), now) for each in sources)
         return sum(reply is not None for reply in replies)
 
     assert answers(PEER, 0.0, 1000) == BURST and server.limited == 1000 - BURST
