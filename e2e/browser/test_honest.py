@@ -336,4 +336,11 @@ async def test_a_number_and_its_unit_stay_on_one_line(relay: FakeRelay, browser:
         return [range.getClientRects().length, dd.scrollWidth <= dd.clientWidth];
     })"""
     assert await tab.page.evaluate(measured) == [[1, True]] * 4
+    cut = """() => [...document.querySelectorAll('#details dd')].filter((dd) => {
+        dd.textContent = '84.6\\u00a0MB';
+        const range = document.createRange();
+        range.selectNodeContents(dd);
+        return range.getClientRects().length !== 1;
+    }).length"""
+    assert await tab.page.evaluate(cut) == 0
     assert await tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out"

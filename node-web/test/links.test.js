@@ -187,7 +187,13 @@ test('a dialled link answers a probe through its own transport', () => {
   handlers.onMessage(encodeFrame({ type: FrameType.PROBE, payload: probe, peer: 1, callId: 9n, epoch: 7 }));
   const echo = decodeFrame(/** @type {Uint8Array} */ (out.at(-1)));
   assert.deepEqual([echo.type, echo.peer, echo.callId, echo.payload.length], [FrameType.ECHO, 3, 9n, 5]);
+  transport.bytesSent = 700;
+  transport.bytesReceived = 900;
+  assert.deepEqual([links.bytesSent, links.bytesReceived], [700, 900], 'counted while it is open');
   links.closeAll('over');
+  assert.deepEqual([links.bytesSent, links.bytesReceived], [700, 900], 'and after it ended, once');
+  links.closeAll('over again');
+  assert.deepEqual([links.bytesSent, links.bytesReceived], [700, 900]);
 });
 
 test('announced URLs become those to dial', () => {

@@ -25,6 +25,7 @@ export class FactsPanel {
       element('missing').hidden = false;
     }
     this.shown = '';
+    element('device').hidden = false;
   }
 
   /** @param {Facts} facts */

@@ -67,9 +67,9 @@ export function words(status, hold = null) {
       case 'paused':
         return { headline: 'Paused', detail: `Nothing is computed or loaded here until you resume.${kept}`, link: 'wait', linkText: 'paused' };
       case 'battery':
-        return { headline: 'Paused: the battery is low', detail: `Nothing is computed or loaded here. It goes on by itself when the device is charging.${kept}`, link: 'wait', linkText: 'paused, battery low' };
+        return { headline: 'Paused: the battery is low', detail: `Nothing is computed or loaded here. It goes on by itself when the device is charging.${kept}`, link: 'wait', linkText: 'paused' };
       case 'metered':
-        return { headline: 'Paused: this connection may cost money', detail: `Nothing is computed or loaded here: up to ${bytes(Math.max(0, status.pledgedBytes - status.heldBytes))} may have to be loaded, and each call carries some kilobytes. It goes on by itself on another connection.${kept}`, link: 'wait', linkText: 'paused, connection may cost' };
+        return { headline: 'Paused: this connection may cost money', detail: `Nothing is computed or loaded here: up to ${bytes(Math.max(0, status.pledgedBytes - status.heldBytes))} may have to be loaded, and each call carries some kilobytes. It goes on by itself on another connection.${kept}`, link: 'wait', linkText: 'paused' };
       case 'asleep':
         return { headline: 'Asleep', detail: 'The browser put this page to sleep. It goes on when the page is back in front.', link: 'down', linkText: 'asleep' };
       case 'leaving':
