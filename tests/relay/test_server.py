@@ -14,7 +14,7 @@ from relay.config import Config
 from relay.server import RelayServer
 from relay.wire.close import CloseCode
 from relay.wire.frames import MAX_FRAME_BYTES, Frame, FrameType
-from relay.wire.messages import Assign, Drain, Failure, Hello, Peers, Welcome
+from relay.wire.messages import Assign, Drain, Failure, Hello, Offer, Peers, Welcome
 from relay.wire.session import (
     CancelReceived,
     Closed,
@@ -127,6 +127,34 @@ def test_node_that_was_asked_nothing_sends_no_long_message() -> None:
             with contextlib.suppress(ConnectionClosed):
                 await node.socket.send(bytes(2 << 20))
             assert (await closed(node)).code == CloseCode.MESSAGE_TOO_BIG
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "kind", [FrameType.PAUSE, FrameType.OFFER, FrameType.FAILURE, FrameType.ECHO, FrameType.PARTIAL]
+)
+def test_node_that_floods_is_closed_by_name_and_another_pair_goes_on(kind: FrameType) -> None:
+    payloads = {
+        FrameType.PAUSE: b'{"paused":true}',
+        FrameType.OFFER: Offer("k", 0, 1.0, None, False, "n").to_payload(),
+    }
+
+    async def test() -> None:
+        async with RelayServer(CONFIG) as relay, Backbone(relay) as backbone, Node(relay, 2) as stranger:
+            await backbone.register()
+            node = await serving(relay)
+            await stranger.offer()
+            ids = (1, 1, 1) if kind not in payloads else ()
+            flood = Frame(kind, payloads.get(kind, bytes(100)), *ids).encode()
+            with contextlib.suppress(ConnectionClosed):
+                for _ in range(300):
+                    await stranger.socket.send(flood)
+            end = await closed(stranger)
+            assert end.code == CloseCode.OVERLOADED and ("too many" in end.reason)
+            assert node.session.closed is None
+            assert relay.hub.status()["sessions"] == 2
+            await node.__aexit__(None, None, None)
 
     run(test)
 
