@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from time import monotonic
 from typing import cast
 
 from backbone.engine.link import Floats, LayerCall, RequestDecoder, encode_failure, encode_reply
@@ -33,6 +34,8 @@ class LinkServer:
         self.last_failure: str | None = None
         self.on_failure: Callable[[str], None] = lambda why: None
         self.wanted: Callable[[], bool] = lambda: True
+        self.under_way = 0
+        self.last_at = monotonic()  # when a call came or was answered
         self._on_call = on_call
         self._directory = Path(tempfile.mkdtemp(prefix="swarm-"))
         self._server: asyncio.Server | None = None
@@ -56,14 +59,19 @@ class LinkServer:
 
     async def answer(self, call: LayerCall) -> bytes:
         """Give the bytes to write for a call; whatever goes wrong becomes a failure for this call alone."""
+        self.last_at = monotonic()
         if not self.wanted():
             return encode_failure(call.seq, UNWANTED)
+        self.under_way += 1
         try:
             return encode_reply(call, await self._on_call(call))
         except BackboneError as exc:
             why = str(exc)
         except Exception as exc:  # the dispatcher's bug must not end the engine
             why = f"{type(exc).__name__}: {exc}"
+        finally:
+            self.under_way -= 1
+            self.last_at = monotonic()
         self.last_failure = why
         self.on_failure(why)
         return encode_failure(call.seq, why)

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -45,7 +46,8 @@ RESTART_PAUSE_MAX_S = 30.0
 STEADY_AFTER_S = 60.0  # an engine that ran this long starts anew with the shortest pause
 STOP_TIMEOUT_S = 0.5  # for the last lines of its log
 DESCRIBE_TIMEOUT_S = 2.0  # how long to wait for the reason after a connection to the engine broke
-MEMORY_CHECK_S = 0.2
+CHECK_S = 0.2
+STALL_S = 30.0  # a step of llama.cpp between two layers takes a fraction of that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,8 @@ class Engine:
         self.ends = 0
         self.on_end: Callable[[str], bool] = lambda why: False
         self.wanted: Callable[[], bool] = lambda: True
+        self.runs: Callable[[], bool] = lambda: False  # whether requests run, and layer calls must come
+        self._runs_since = 0.0
         self._link.wanted = lambda: self._url is None or self.wanted()  # a load asks, too
 
     def hear_failures(self, on_failure: Callable[[str], None]) -> None:
@@ -279,12 +283,12 @@ class Engine:
         while True:
             assert self._process is not None
             began = loop.time()
-            code, too_large = await self._wait_end()
+            code, unfit = await self._wait_end()
             self._url = None
             self._up.clear()
             self.ends += 1
-            self._why_down = too_large or self._end_of(code)  # what it wrote last may still be on its way
-            self._why_down = too_large or await self._describe_end()
+            self._why_down = unfit or self._end_of(code)  # what it wrote last may still be on its way
+            self._why_down = unfit or await self._describe_end()
             self._described.set()
             log.warning("the engine ended and is started again: %s", self._why_down)
             known = self.on_end(self._why_down)  # of what is known, the cause will not come again
@@ -301,23 +305,30 @@ class Engine:
                     await self._kill()
 
     async def _wait_end(self) -> tuple[int, str | None]:
-        """Wait for the process to end; end it when it takes more memory than it may, and say so."""
-        process, limit, too_large = self._process, self.config.memory_bytes, None
+        """Wait for the process to end; end it when it cannot go on, and say so."""
+        process, why = self._process, None
         assert process is not None
         ended = asyncio.ensure_future(process.wait())
         try:
             while not ended.done():
-                await asyncio.wait((ended,), timeout=None if limit is None else MEMORY_CHECK_S)
-                grown = private_bytes(process.pid) - self._base_bytes
-                if limit is not None and too_large is None and grown > limit and not ended.done():
-                    too_large = (
-                        f"it took {grown >> 20} MiB more than when it was loaded, it may {limit >> 20}"
-                    )
+                await asyncio.wait((ended,), timeout=CHECK_S)
+                if why is None and not ended.done() and (why := self._why_unfit(process.pid)) is not None:
                     with contextlib.suppress(ProcessLookupError):
                         process.kill()
-            return ended.result(), too_large
+            return ended.result(), why
         finally:
             ended.cancel()
+
+    def _why_unfit(self, pid: int) -> str | None:
+        """Say why the engine must not go on: it takes too much memory, or a request holds it up for all."""
+        limit, now = self.config.memory_bytes, monotonic()
+        grown = private_bytes(pid) - self._base_bytes
+        if limit is not None and grown > limit:
+            return f"it took {grown >> 20} MiB more than when it was loaded, it may {limit >> 20}"
+        if not self.runs() or self._link.under_way:
+            self._runs_since = now
+        idle_s = now - max(self._runs_since, self._link.last_at)
+        return f"it stood still for {idle_s:.0f} s while requests ran" if idle_s > STALL_S else None
 
     async def _shut_down(self, why: str) -> None:
         self._url = None

@@ -24,8 +24,9 @@ CONNECT_TIMEOUT_S = 5.0
 CONTROL_TIMEOUT_S = 30.0
 CONTROL_CONNECTIONS = 4
 RESTART_WAIT_S = 60.0
+MAX_LEFT = 64
 MAX_ANSWER_BYTES = 256 << 20
-CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "exit status", "MiB more than")
+CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "exit status", "MiB more than", "stood still")
 NULL_EVENT = b"data: null\n\n"  # some versions of llama-server begin /completion with it
 
 
@@ -34,6 +35,7 @@ class EngineLike(Protocol):
 
     ends: int
     wanted: Callable[[], bool]
+    runs: Callable[[], bool]
     on_end: Callable[[str], bool]
 
     @property
@@ -71,6 +73,7 @@ class EngineClient:
     engine: EngineLike
     suspects: Suspects = field(default_factory=Suspects)
     running: set[Run] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)  # whose clients left, and nobody was served since
     _work: httpx.AsyncClient = field(init=False)
     _control: httpx.AsyncClient = field(init=False)
     _vocabulary: tuple[int, int | None] = (-1, None)  # number of the engine's end it was asked after
@@ -82,7 +85,7 @@ class EngineClient:
         patient = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
         self._work = httpx.AsyncClient(timeout=patient, trust_env=False, limits=no_limit)
         self._control = httpx.AsyncClient(timeout=CONTROL_TIMEOUT_S, trust_env=False, limits=few)
-        self.engine.wanted = lambda: bool(self.running)
+        self.engine.wanted = self.engine.runs = lambda: bool(self.running)
         self.engine.on_end = self._ended
         self.engine.hear_failures(self._failed)
 
@@ -96,8 +99,10 @@ class EngineClient:
 
     def _ended(self, why: str) -> bool:
         crashed = any(sign in why.partition(":")[0] + why[:200] for sign in CRASHES)
-        self.suspects.engine_ended([run.fingerprint for run in self.running], why, monotonic(), crashed)
-        return bool(self.running)
+        there = {run.fingerprint for run in self.running} | self.left
+        self.suspects.engine_ended(there, why, monotonic(), crashed)
+        self.left.clear()
+        return bool(there)
 
     def require_harmless(self, prepared: Prepared) -> None:
         """
@@ -213,6 +218,7 @@ class EngineClient:
             finally:
                 await reply.aclose()
             left = False
+            self.left.clear()
             self.suspects.served(prepared.fingerprint)
         except httpx.HTTPError as exc:
             why = await self.engine.why_ended(ends)
@@ -221,6 +227,8 @@ class EngineClient:
             raise EngineEnded(said, guilty, self.engine.ends != ends) from exc
         finally:
             self.running.discard(run)
+            if left and len(self.left) < MAX_LEFT:
+                self.left.add(prepared.fingerprint)
             if left and not self.running:
                 self.engine.abandon()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backbone.gateway.errors import bad_request
-from backbone.gateway.nesting import grammar_size
+from backbone.gateway.nesting import grammar_size, optional_elements
 
 MAX_INT = (1 << 31) - 1
 MAX_SAFE_INT = (1 << 53) - 1  # what schemas written by JavaScript say for "any"
@@ -25,7 +25,8 @@ MAX_SCHEMA_COUNT = 2000  # minItems, maxItems, minLength, maxLength: written out
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_GRAMMAR_DEPTH = 32
 MAX_GRAMMAR_RULES = 1000
-MAX_GRAMMAR_ELEMENTS = 20_000
+MAX_GRAMMAR_ELEMENTS = 4000
+MAX_GRAMMAR_OPTIONAL = 128  # each in a row doubles the ways to read on, over the whole vocabulary
 MAX_PATTERN_CHARS = 1000
 MAX_DAY_MS = 86_400_000
 
@@ -391,10 +392,16 @@ def _grammar(name: str, value: Any) -> Any:
     if not isinstance(value, str) or len(value.encode()) > MAX_GRAMMAR_BYTES:
         raise ValueError(f"a text of at most {MAX_GRAMMAR_BYTES} bytes")
     depth, rules, size = grammar_size(value)
-    if depth > MAX_GRAMMAR_DEPTH or rules > MAX_GRAMMAR_RULES or size > MAX_GRAMMAR_ELEMENTS:
+    optional = optional_elements(value)
+    if (
+        depth > MAX_GRAMMAR_DEPTH
+        or rules > MAX_GRAMMAR_RULES
+        or size > MAX_GRAMMAR_ELEMENTS
+        or optional > MAX_GRAMMAR_OPTIONAL
+    ):
         raise ValueError(
-            f"a grammar of at most {MAX_GRAMMAR_DEPTH} groups in each other, {MAX_GRAMMAR_RULES} rules and "
-            f"{MAX_GRAMMAR_ELEMENTS} elements with repetitions written out"
+            f"a grammar of at most {MAX_GRAMMAR_DEPTH} groups in each other, {MAX_GRAMMAR_RULES} rules, "
+            f"{MAX_GRAMMAR_OPTIONAL} optional and {MAX_GRAMMAR_ELEMENTS} elements, repetitions written out"
         )
     return value
 

@@ -61,5 +61,10 @@ def grammar_size(text: str) -> tuple[int, int, int]:
     return deepest, rules, sum(sizes)
 
 
+def optional_elements(text: str) -> int:
+    """Count the elements of a grammar that may be left out or repeated at will."""
+    return sum(1 for token in _GBNF.finditer(text) if token["many"] in ("?", "*") or token["least"] == "0")
+
+
 def _number(digits: str) -> int:
     return int(digits) if len(digits) < 10 and digits else (1 << 30 if digits else 0)

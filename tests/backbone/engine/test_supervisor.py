@@ -431,3 +431,20 @@ async def test_the_pause_grows_only_where_the_cause_may_come_again(
                 while engine.starts < starts:
                     await sleep(0.01)
     assert pauses == ([0.5, 0.5, 0.5] if attributed else [0.5, 1.0, 2.0])
+
+
+async def test_an_engine_that_a_request_holds_up_is_started_again(
+    small_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be asked to stop: some grammars keep it in one step for ever; here it is halted."""
+    monkeypatch.setattr("backbone.engine.supervisor.STALL_S", 1.0)
+    async with Engine(config(small_model.path), LocalExperts(small_model)) as engine:
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGSTOP)
+        asking = asyncio.create_task(complete(engine))
+        engine.runs = lambda: not asking.done()
+        with pytest.raises(OSError):
+            await asyncio.wait_for(asking, 30)
+        assert "stood still" in (await engine.why_ended(0) or "")
+        await asyncio.wait_for(engine.wait_up(), 60)
+        assert await complete(engine, max_tokens=2)

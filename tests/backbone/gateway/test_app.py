@@ -56,6 +56,7 @@ class Upstream:
     on_failure: Callable[[str], None] = print
     on_end: Callable[[str], bool] = lambda why: False
     wanted: Callable[[], bool] = lambda: True
+    runs: Callable[[], bool] = lambda: False
     headers: dict[str, str] = field(default_factory=lambda: {"authorization": "Bearer inner"})
     up: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -73,6 +73,7 @@ REFUSED: list[dict[str, Any]] = [
     {"grammar": 'root ::= "a"{2000000000}'},
     {"grammar": "\n".join(f"r{n} ::= r{n + 1}" for n in range(2000))},
     {"grammar": "x" * 100_000},
+    {"grammar": "root ::= " + '"a"? ' * 400},
     {"grammar_lazy": True},
     {"grammar_triggers": [{"type": 3, "value": "(a|b)*"}]},
     {"chat_parser": "{}"},
