@@ -94,7 +94,7 @@ async def swarm(
             **({"offload": Offload.ALWAYS} | settings),
         )  # type: ignore[arg-type]
         made.backbone = backbone = await stack.enter_async_context(Backbone(config))
-        memory_bytes = int(backbone.model.expert_bytes * share) + (1 << 20)
+        memory_bytes = int(1.1 * backbone.model.expert_bytes * share) + (1 << 20)  # packed is larger
         for index in range(nodes):
             made.processes.append(
                 await stack.enter_async_context(node_process(relay.url, memory_bytes, f"node-{index}"))
@@ -114,7 +114,7 @@ def node_process(
     """Run `expert-node` until the block ends."""
     return running(
         sys.executable, "-m", "backbone.node.cli", "--relay", relay_url, "--memory", str(memory_bytes),
-        "--name", name, "--threads", "1", output=asyncio.subprocess.DEVNULL, errors=None,
+        "--name", name, "--threads", "1", "--cache-size", "0", output=asyncio.subprocess.DEVNULL, errors=None,
     )  # fmt: skip
 
 
