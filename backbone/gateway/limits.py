@@ -26,7 +26,7 @@ MAX_GRAMMAR_BYTES = 64 << 10
 MAX_GRAMMAR_DEPTH = 32
 MAX_GRAMMAR_RULES = 1000
 MAX_GRAMMAR_ELEMENTS = 4000
-MAX_GRAMMAR_OPTIONAL = 128  # each in a row doubles the ways to read on, over the whole vocabulary
+MAX_GRAMMAR_OPTIONAL = 48  # each in a row doubles the ways to read on, over the whole vocabulary
 MAX_PATTERN_CHARS = 1000
 MAX_DAY_MS = 86_400_000
 
