@@ -21,9 +21,9 @@ from websockets.server import ServerProtocol
 
 from backbone.errors import ConfigError
 from backbone.lanes.link import Link
-from backbone.node.socket import ClientSocket, tune
+from backbone.node.socket import ClientSocket, keep_short, tune
 from relay.program.ports import cannot_listen
-from relay.wire.frames import MAX_FRAME_BYTES
+from relay.wire.frames import MAX_MESSAGE_BYTES
 from relay.wire.link import LINK_PATH
 
 BACKLOG = 1024
@@ -148,9 +148,7 @@ async def dial(url: str, link: Link, fingerprint: str | None, relay_url: str | N
     except (ValueError, OSError) as exc:
         link.ended(0, str(exc))
         return
-    made = ClientSocket(
-        target, MAX_FRAME_BYTES, link.opened, link.received, link.ended, host=host, fingerprint=fingerprint
-    )
+    made = ClientSocket(target, link.opened, link.received, link.ended, host=host, fingerprint=fingerprint)
     link.transport = made
     made.open()
 
@@ -172,13 +170,14 @@ class AcceptedSocket(ClientSocket):
     """The accepting end of a link's WebSocket; same callbacks as the dialling end."""
 
     def __init__(self, link: Link, on_gone: Callable[["AcceptedSocket"], None]) -> None:
-        super().__init__(f"ws://here{LINK_PATH}", MAX_FRAME_BYTES, link.opened, link.received, link.ended)
-        self._server = ServerProtocol(max_size=MAX_FRAME_BYTES)
+        super().__init__(f"ws://here{LINK_PATH}", link.opened, link.received, link.ended)
+        self._server = ServerProtocol(max_size=MAX_MESSAGE_BYTES)
         self._protocol = self._server  # type: ignore[assignment]
         self._on_gone = on_gone
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = transport = cast(asyncio.Transport, transport)
+        keep_short(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -25,10 +25,13 @@ FULL_BYTES = 1 << 20  # what a link may hold back before calls take the relay; a
 
 
 class Transport(Protocol):
-    """Whole messages to the other end; `unsent_bytes` the network has not taken yet."""
+    """Whole frames to the other end; `unsent_bytes` the network has not taken yet."""
 
     @property
     def unsent_bytes(self) -> int: ...
+
+    @property
+    def moved_bytes(self) -> int: ...
 
     def send(self, data: bytes) -> None: ...
 
@@ -176,7 +179,8 @@ class Link:
         return size_bytes
 
     def _wake(self) -> None:
-        self.session.handle_timer(monotonic())
+        moved = 0 if self.transport is None else self.transport.moved_bytes
+        self.session.handle_timer(monotonic(), moved)
         self._pump()
 
 

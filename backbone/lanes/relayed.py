@@ -27,7 +27,6 @@ from relay.program.text import clean
 from relay.wire.calls import Probe
 from relay.wire.close import CloseCode, in_words, may_reconnect
 from relay.wire.errors import SealFault
-from relay.wire.frames import MAX_FRAME_BYTES
 from relay.wire.messages import (
     Dispatch,
     Drain,
@@ -244,7 +243,7 @@ class RelayedLane:
             session.receive_close(code, reason)
             self._pump()
 
-        socket = ClientSocket(self._session_url, MAX_FRAME_BYTES, opened, received, ended)
+        socket = ClientSocket(self._session_url, opened, received, ended)
         self._session, self._socket, self._closed = session, socket, closed
         self._sealing, self._peers = sealing, Peers(())
         try:
@@ -329,5 +328,5 @@ class RelayedLane:
 
     def _wake(self) -> None:
         if self._session is not None:
-            self._session.handle_timer(monotonic())
+            self._session.handle_timer(monotonic(), self._socket.moved_bytes if self._socket else 0)
             self._pump()

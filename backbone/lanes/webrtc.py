@@ -14,15 +14,17 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from time import monotonic
 from types import ModuleType
 from typing import Any
 
 from backbone.lanes.chooser import Attempt
 from backbone.lanes.link import Link
 from backbone.lanes.nat import NatWatch
-from relay.wire.errors import FrameTooLarge
+from relay.wire.errors import RemoteProtocolError
 from relay.wire.messages import PeerNode, Signal
-from relay.wire.stream import Reassembler, pieces
+from relay.wire.pieces import Assembler, SendQueue
+from relay.wire.stream import Reassembler, packets
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +103,10 @@ class RtcEnd:
         self._link = link
         self._say = say
         self._stream = Reassembler()
-        self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = 0
+        self._assembler = Assembler()
+        self._queue = SendQueue()
+        self._packets: deque[bytes] = deque()  # of the message that is leaving
+        self._received_bytes = self._sent_bytes = 0
         self._channel: Any = None
         self._pause: asyncio.TimerHandle | None = None  # between two bursts
         self._open = False
@@ -150,16 +154,20 @@ class RtcEnd:
     def unsent_bytes(self) -> int:
         if self._channel is None or self._over:
             return 0
-        return self._waiting_bytes + int(self._channel.buffered_amount())
+        return self._queue.size_bytes + sum(map(len, self._packets)) + int(self._channel.buffered_amount())
+
+    @property
+    def moved_bytes(self) -> int:
+        if self._channel is None or self._over:
+            return self._received_bytes
+        return self._received_bytes + self._sent_bytes - int(self._channel.buffered_amount())
 
     def send(self, data: bytes) -> None:
         if self._over or not self._open:
             return
-        for piece in pieces(data, PIECE_BYTES):
-            self._waiting.append(piece)
-            self._waiting_bytes += len(piece)
+        self._queue.put(data)
         self._drain()
-        if self._waiting_bytes > MAX_WAITING_BYTES:
+        if self._queue.size_bytes > MAX_WAITING_BYTES:
             self._ended("the other end does not read")
 
     def close(self, code: int, reason: str) -> None:
@@ -251,27 +259,30 @@ class RtcEnd:
         if isinstance(data, str):
             self._link.received(data)
             return
+        self._received_bytes += len(data)
+        now = monotonic()
         try:
-            frames = self._stream.feed(data)
-        except FrameTooLarge as exc:
+            for message in self._stream.feed(data):
+                if (frame := self._assembler.feed(message, now)) is not None:
+                    self._link.received(frame)
+        except RemoteProtocolError as exc:
             self._ended(str(exc))
-            return
-        for frame in frames:
-            self._link.received(frame)
 
     def _drain(self) -> None:
         burst_bytes = 0
-        while self._waiting and self._pause is None and not self._over:
+        while (self._packets or len(self._queue)) and self._pause is None and not self._over:
             if self._channel.buffered_amount() >= MAX_BUFFERED_BYTES:
                 return  # the channel says when it is low
             if burst_bytes >= BURST_BYTES:
                 self._pause = self._loop.call_later(BURST_PAUSE_S, self._burst)
                 return
-            piece = self._waiting.popleft()
-            self._waiting_bytes -= len(piece)
-            burst_bytes += len(piece)
+            if not self._packets:
+                self._packets.extend(packets(self._queue.pop() or b"", PIECE_BYTES))
+            packet = self._packets.popleft()
+            burst_bytes += len(packet)
+            self._sent_bytes += len(packet)
             try:
-                self._channel.send_bytes(piece)
+                self._channel.send_bytes(packet)
             except Exception as exc:
                 self._ended(f"the data channel takes nothing: {exc}")
 

@@ -37,7 +37,6 @@ from relay.wire import messages, session
 from relay.wire.calls import model_tag
 from relay.wire.close import clip_reason, in_words
 from relay.wire.errors import SealFault
-from relay.wire.frames import MAX_FRAME_BYTES
 from relay.wire.link import LinkEvent
 from relay.wire.messages import MAX_INVENTORY, Failure, Hello, Offer, Partial, SliceReady
 from relay.wire.sealing import NodeSealing, SealPolicy
@@ -175,7 +174,7 @@ class NodeClient:
                 self._tell(ev.Woke())
             elif socket is not None and talk is not None and socket is not asked and socket.moved:
                 asked = socket  # once: if it lives all the same, it is not asked again
-                talk.check_alive(monotonic(), CHECK_S)
+                talk.check_alive(monotonic(), CHECK_S, socket.moved_bytes)
                 self._flush()
 
     async def _watch_network(self) -> None:
@@ -304,7 +303,7 @@ class NodeClient:
         self._timer_at = None
         now = monotonic()
         if self._session is not None:
-            self._session.handle_timer(now)
+            self._session.handle_timer(now, self._socket.moved_bytes if self._socket else 0)
             self._session_events()
         if (again := self._sealing.handle_timer(now)) is not None:
             self._send_seal(*again)
@@ -334,7 +333,6 @@ class NodeClient:
         self._sealing = NodeSealing(self.config.seal)
         self._socket = ClientSocket(
             url,
-            max_size=MAX_FRAME_BYTES,
             on_open=lambda: self._opened(talk, resume),
             on_message=lambda data: self._message(talk, data),
             on_closed=lambda code, reason: self._socket_closed(talk, code, reason),

@@ -12,6 +12,7 @@ import hashlib
 import socket as sockets
 import ssl
 from collections.abc import Callable
+from time import monotonic
 from typing import cast
 
 from websockets.client import ClientProtocol
@@ -21,9 +22,14 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from relay.wire.close import clip_reason
+from relay.wire.errors import RemoteProtocolError
+from relay.wire.frames import MAX_MESSAGE_BYTES
+from relay.wire.pieces import Assembler, SendQueue
 
 OPEN_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
+# What the kernel may hold unsent: what is queued there, nothing can overtake any more.
+UNSENT_BYTES = 32 << 10
 MAX_UNSENT_BYTES = 64 << 20  # replies a relay has not read; beyond this it is not reading at all
 ABNORMAL = 1006  # RFC 6455 §7.1.5
 
@@ -39,6 +45,15 @@ def tune(sock: sockets.socket) -> None:
     if hasattr(sockets, "TCP_CONGESTION"):
         with contextlib.suppress(OSError):  # the kernel has none of that name
             sock.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_CONGESTION, b"cubic")
+
+
+def keep_short(transport: asyncio.Transport) -> None:
+    """Let a connection queue little below us: order is made here, and beats must not wait behind bulk."""
+    transport.set_write_buffer_limits(high=1, low=0)  # TLS transports do not take 0
+    sock = transport.get_extra_info("socket")
+    if sock is not None and hasattr(sockets, "TCP_NOTSENT_LOWAT"):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 async def connected(host: str, port: int) -> sockets.socket:
@@ -75,8 +90,9 @@ def certificate_hash(transport: asyncio.BaseTransport) -> str:
 
 class ClientSocket(asyncio.Protocol):
     """
-    A WebSocket to one URL. `on_open` once, `on_message` per message, `on_closed(code, reason)` exactly once.
+    A WebSocket to one URL. `on_open` once, `on_message` per frame, `on_closed(code, reason)` exactly once.
 
+    Frames are whole here; on the wire long ones travel in pieces, and what is short passes between them.
     After `close` or `abort` the owner hears nothing more. `host` is an address to connect to in place of the
     URL's; `fingerprint` the SHA-256 of the only certificate to trust, instead of the authorities.
     """
@@ -84,7 +100,6 @@ class ClientSocket(asyncio.Protocol):
     def __init__(
         self,
         url: str,
-        max_size: int,
         on_open: Callable[[], None],
         on_message: Callable[[bytes | str], None],
         on_closed: Callable[[int, str], None],
@@ -95,13 +110,20 @@ class ClientSocket(asyncio.Protocol):
         self._uri = parse_uri(url)
         self._host = host or self._uri.host
         self._fingerprint = fingerprint
-        self._protocol = ClientProtocol(self._uri, max_size=max_size)  # no extensions: no compression
+        self._protocol = ClientProtocol(
+            self._uri, max_size=MAX_MESSAGE_BYTES
+        )  # no extensions: no compression
         self._on_open = on_open
         self._on_message = on_message
         self._on_closed: Callable[[int, str], None] | None = on_closed
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []
         self._text = False
+        self._queue = SendQueue()
+        self._assembler = Assembler()
+        self._full = False  # the network takes no more at the moment
+        self._stuck_bytes = 0  # then: what it has not taken
+        self._taken_bytes = 0  # of what it had not taken at first
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self.bytes_received = 0
@@ -115,7 +137,13 @@ class ClientSocket(asyncio.Protocol):
     @property
     def unsent_bytes(self) -> int:
         """What the network has not yet taken."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        buffered = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return buffered + self._queue.size_bytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """What came, and what left after it had to wait: see `Session.moved`."""
+        return self.bytes_received + self._taken_bytes
 
     @property
     def moved(self) -> bool:
@@ -135,18 +163,24 @@ class ClientSocket(asyncio.Protocol):
             return bool(s.getsockname()[0] != here[0])
 
     def send(self, data: bytes) -> None:
-        """Hand one binary message to the network; nothing is written once the socket closes."""
+        """Send one frame, in its turn; nothing is written once the socket closes."""
         if self._protocol.state is not State.OPEN:
             return
-        self._protocol.send_binary(data)
-        self._flush()
-        if self._transport and self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+        self._queue.put(data)
+        self._drain()
+        if self._transport and self.unsent_bytes > MAX_UNSENT_BYTES:
             self._transport.abort()
+
+    def _drain(self, all_of_it: bool = False) -> None:
+        while (all_of_it or not self._full) and (message := self._queue.pop()) is not None:
+            self._protocol.send_binary(message)
+            self._flush()
 
     def close(self, code: int, reason: str) -> None:
         """Say goodbye; the connection ends by itself soon after."""
         self._on_closed = None
         if self._protocol.state is State.OPEN:
+            self._drain(all_of_it=True)
             sayable = code in (1000, 1001) or 3000 <= code < 5000  # peers may have said any number
             self._protocol.send_close(code if sayable else 1000, clip_reason(reason))
             self._flush()
@@ -192,8 +226,19 @@ class ClientSocket(asyncio.Protocol):
             self._ended(0, "the certificate is not the one whose fingerprint was given")
             transport.abort()
             return
+        keep_short(transport)
         self._protocol.send_request(self._protocol.connect())
         self._flush()
+
+    def pause_writing(self) -> None:
+        self._full = True
+        self._stuck_bytes = 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._taken_bytes += self._stuck_bytes
+        if self._protocol.state is State.OPEN:
+            self._drain()
 
     def data_received(self, data: bytes) -> None:
         self.bytes_received += len(data)
@@ -248,7 +293,17 @@ class ClientSocket(asyncio.Protocol):
         if frame.fin and self._on_closed is not None:
             data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts = []
-            self._on_message(data.decode("utf-8", "replace") if self._text else data)
+            self._message(data.decode("utf-8", "replace") if self._text else data)
+
+    def _message(self, data: bytes | str) -> None:
+        try:
+            whole = self._assembler.feed(data, monotonic()) if isinstance(data, bytes) else data
+        except RemoteProtocolError as exc:
+            self._ended(exc.close_code, str(exc))
+            self.close(exc.close_code, str(exc))
+            return
+        if whole is not None:
+            self._on_message(whole)
 
     def _flush(self) -> None:
         if self._transport is None or self._transport.is_closing():

@@ -162,7 +162,7 @@ export class NodeClient {
   /** The device's network may be another: is the session alive, or is it worth a try now? */
   checkAlive() {
     this.tell({ type: 'NetworkChanged' });
-    this.session?.checkAlive(this.clock(), CHECK_S);
+    this.session?.checkAlive(this.clock(), CHECK_S, this.transport?.movedBytes);
     this.flush();
   }
 
@@ -292,7 +292,7 @@ export class NodeClient {
 
   onTimer() {
     const now = this.clock();
-    this.session?.handleTimer(now);
+    this.session?.handleTimer(now, this.transport?.movedBytes);
     this.sessionEvents();
     const again = this.sealing.handleTimer(now);
     if (again !== null) this.sendSeal(this.sealing, again);

@@ -149,7 +149,7 @@ export class NodeLinks {
     const at = session.nextTimer();
     if (at !== null) {
       link.timer = setTimeout(() => {
-        session.handleTimer(this.clock());
+        session.handleTimer(this.clock(), link.transport.movedBytes);
         this.pump(link);
       }, Math.max(0, at - this.clock()) * 1000);
     }

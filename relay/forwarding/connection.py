@@ -15,7 +15,9 @@ from relay.forwarding.rates import Allowance
 from relay.forwarding.socket import ServerSocket
 from relay.forwarding.turns import account
 from relay.wire.close import CloseCode
-from relay.wire.frames import HEADER_BYTES, SEAL_BYTES
+from relay.wire.errors import FrameTooLarge, RemoteProtocolError
+from relay.wire.frames import MAX_MESSAGE_BYTES, PASSED_ON
+from relay.wire.pieces import Assembler, decode_piece, is_piece, pieces
 from relay.wire.session import RelaySession, State
 
 
@@ -23,6 +25,7 @@ class Connection:
     """One peer. `handle` is what others call it; `on_message` and `on_lost` are the hub's."""
 
     __slots__ = (
+        "_assembler",
         "_drained",
         "_open",
         "_socket",
@@ -65,6 +68,7 @@ class Connection:
         self.backlog: deque[bytes | str] = deque()  # what came with the frame that waits
         self.slow = False  # somebody had to wait for room; until half of it is free, no shared sender waits
         self.full_since: float | None = None  # the network has taken nothing since then
+        self._assembler = Assembler()
         self._socket = socket
         self._open = True
         self._drained = asyncio.Event()
@@ -76,13 +80,13 @@ class Connection:
 
     @property
     def message_bytes(self) -> int:
-        """The longest message this peer has a reason to send now."""
-        return HEADER_BYTES + SEAL_BYTES + self.allowance.message_bytes
+        """The longest frame this peer has a reason to say to the relay now."""
+        return self.allowance.message_bytes
 
     @property
     def held_bytes(self) -> int:
         """The memory this peer takes: what waits for it, and what it has not finished saying."""
-        return self.outbox.size_bytes + self._socket.unfinished_bytes
+        return self.outbox.size_bytes + self._socket.unfinished_bytes + self._assembler.size_bytes
 
     @property
     def ready(self) -> bool:
@@ -109,8 +113,34 @@ class Connection:
     def received(self, data: bytes | str) -> None:
         if self.blocked is not None:
             self.backlog.append(data)
-        else:
-            self.on_message(self, data)
+            return
+        try:
+            whole = self._put_together(data) if isinstance(data, bytes) else data
+        except RemoteProtocolError as exc:
+            self.session.close(exc.close_code, str(exc))
+            whole = b""  # the hub hears of the end
+        if whole is not None:
+            self.on_message(self, whole)
+
+    def _put_together(self, data: bytes) -> bytes | None:
+        """Put together what the relay itself reads; pieces of calls are passed on as they come."""
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise FrameTooLarge("message", len(data), MAX_MESSAGE_BYTES)
+        if not is_piece(data):
+            return data
+        whole = decode_piece(data).whole
+        kind = whole.type
+        if kind in PASSED_ON:
+            return data
+        if whole.length > self.message_bytes:
+            raise FrameTooLarge(kind.name, whole.length, self.message_bytes)
+        if not self.session.expects(kind):
+            raise RemoteProtocolError(f"a piece of {kind.name} is not expected now")
+        return self._assembler.feed(data, monotonic())
+
+    def handle_timer(self, now: float) -> None:
+        """Do what the session has to do now."""
+        self.session.handle_timer(now, self._socket.moved_bytes)
 
     def writable(self) -> None:
         self.full_since = None
@@ -153,7 +183,7 @@ class Connection:
     def flush(self) -> None:
         """Write what the session and the outbox hold, as far as the network takes it."""
         for control in self.session.data_to_send():
-            if not self.outbox.put_control(control):
+            if not all([self.outbox.put_control(message) for message in pieces(control)]):
                 self.session.close(CloseCode.OVERLOADED, "too much waits for this peer, it does not read")
         if not self._open or not self.outbox:
             return

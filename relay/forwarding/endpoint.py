@@ -315,7 +315,11 @@ class Hub:
             return
         kind, size_bytes = header.type, len(event.data)
         asks = kind is FrameType.DISPATCH or kind is FrameType.PROBE or kind is FrameType.CANCEL
-        if not asks and not sender.allowance.answer(size_bytes) and self._floods(sender, size_bytes):
+        if (
+            not asks
+            and not sender.allowance.answer(size_bytes, event.last)
+            and self._floods(sender, size_bytes)
+        ):
             return
         if target is None or not target.ready or not self.pool.paired(sender.handle, target.handle):
             self._refuse(sender, header, "gone", _GONE)
@@ -323,7 +327,7 @@ class Hub:
         data = target.session.forward(header, event.data, sender.handle)
         if kind is FrameType.DISPATCH:
             self._sealed[target.handle] = header.sealed
-            target.allowance.called(size_bytes)
+            target.allowance.called(size_bytes, first=event.first)
             self.calls.opened(target.handle, OpenCall(sender.handle, header.call_id, header.epoch))
         elif kind is FrameType.CANCEL:
             if not self.calls.closed(target.handle, sender.handle, header.call_id):
@@ -332,8 +336,10 @@ class Hub:
                 self._metrics.dropped.labels("cancelled").inc()
                 return  # the dispatch never left, so there is nothing to cancel
         elif kind is FrameType.PROBE:
-            target.allowance.called(size_bytes, HEADER_BYTES + SEAL_BYTES + PAYLOAD_LIMITS[FrameType.ECHO])
-        else:
+            target.allowance.called(
+                size_bytes, HEADER_BYTES + SEAL_BYTES + PAYLOAD_LIMITS[FrameType.ECHO], event.first
+            )
+        elif event.last:
             self.calls.closed(sender.handle, target.handle, header.call_id)
 
         if kind is FrameType.CANCEL or kind is FrameType.FAILURE:
@@ -341,7 +347,7 @@ class Hub:
                 target.flush()
         else:
             expires_at = monotonic() + header.deadline_ms / 1000.0 if header.deadline_ms else None
-            message = Message(data, sender.handle, header.call_id, expires_at)
+            message = Message(data, sender.handle, header.call_id, expires_at, event.piece)
             if not target.queue(message):
                 sender.pause_reading()
                 sender.blocked = asyncio.create_task(self._forward_later(sender, target, header, message))
@@ -582,7 +588,7 @@ class Hub:
         session = connection.session
         due = session.next_timer()
         if due is not None and now >= due:
-            session.handle_timer(now)
+            connection.handle_timer(now)
         since = connection.full_since
         if since is not None and now - since > self.config.stall_s:
             session.close(CloseCode.OVERLOADED, f"took no bytes for {self.config.stall_s:g} s")

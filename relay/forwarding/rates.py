@@ -67,17 +67,17 @@ class Allowance:
             return None
         return f"too many {kind.name} frames: {rate[0]:g} a second are taken, {rate[1]:g} at once"
 
-    def called(self, size_bytes: int, answer_bytes: int = 0) -> None:
-        """A call was passed to this peer: it may answer."""
+    def called(self, size_bytes: int, answer_bytes: int = 0, first: bool = True) -> None:
+        """A call, or a piece of one, was passed to this peer: it may answer."""
         if self._calls < MAX_CALLS:
-            self._calls += 1
+            self._calls += first
             self._bytes += answer_bytes or size_bytes * ANSWER_FACTOR + ANSWER_BYTES
 
-    def answer(self, size_bytes: int) -> bool:
-        """Count an answer of a peer; False when nothing was asked that it could belong to."""
+    def answer(self, size_bytes: int, last: bool = True) -> bool:
+        """Count an answer, or a piece of one; False when nothing was asked that it could belong to."""
         if not self._calls or size_bytes > self._bytes:
             return False
-        self._calls -= 1
+        self._calls -= last
         self._bytes -= size_bytes
         if not self._calls:
             self._bytes = 0

@@ -9,6 +9,8 @@ and neither limits what a stranger may send nor lets go of a peer that reads not
 
 import asyncio
 import logging
+import socket
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Protocol, cast
 
@@ -22,17 +24,19 @@ from relay.bucket import Bucket
 from relay.door import Places
 from relay.forwarding.turns import Inlet, Turns
 from relay.wire.close import CloseCode, clip_reason
-from relay.wire.frames import MAX_FRAME_BYTES
+from relay.wire.frames import MAX_MESSAGE_BYTES
 
 SESSION_PATH = "/v1/session"
 CLOSE_TIMEOUT_S = 2.0  # a peer that takes nothing does not learn why it is closed
 STRANGER_BYTES = 64 << 10  # what may come before the session is greeted: one Hello and its HTTP request
 SPARE_BYTES = 1024  # a frame a little too long is refused by name, not by the library
-MAX_MESSAGE_BYTES = MAX_FRAME_BYTES + SPARE_BYTES
+READ_BYTES = MAX_MESSAGE_BYTES + SPARE_BYTES
 PINGS = (5.0, 50.0)  # of the WebSocket layer, a second and at once: each is answered, read or not
 LATE_BYTES = 64 << 10  # read of who was told to go, to find its goodbye
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.WARNING)  # two lines a connection, strangers' too, are not for people
+# What the kernel may hold unsent: what is queued there, nothing can overtake any more.
+UNSENT_BYTES = 32 << 10
 ABNORMAL = 1006  # RFC 6455 section 7.1.5
 
 
@@ -40,7 +44,6 @@ class Owner(Protocol):
     """Who hears of the socket (Connection). No call may block or raise."""
 
     greeted: bool
-    message_bytes: int  # the longest message it has a reason to send now
 
     def received(self, data: bytes | str) -> None: ...
     def writable(self) -> None: ...
@@ -63,9 +66,7 @@ class ServerSocket(asyncio.Protocol):
 
     def __init__(self, config: Any, server_state: Any, app_state: Any, _loop: Any = None) -> None:
         self.full = False  # the network takes no more at the moment
-        self._protocol = ServerProtocol(
-            max_size=MAX_MESSAGE_BYTES, logger=_log
-        )  # no extensions: no compression
+        self._protocol = ServerProtocol(max_size=READ_BYTES, logger=_log)  # no extensions: no compression
         self._siblings: set[Any] = server_state.connections  # uvicorn waits for them when it stops
         self._transport: asyncio.Transport
         self._owner: Owner | None = None
@@ -76,6 +77,8 @@ class ServerSocket(asyncio.Protocol):
         self._late_bytes = 0
         self._address = ""
         self._received_bytes = 0
+        self._moved_bytes = 0  # see `Session.moved`
+        self._stuck_bytes = 0  # while full: what the network has not taken
         self._timer: asyncio.TimerHandle | None = None
 
     # -- for the owner
@@ -85,6 +88,11 @@ class ServerSocket(asyncio.Protocol):
         """The IP address that the connection came to; empty where that is unknown."""
         name = self._transport.get_extra_info("sockname")
         return str(name[0]) if isinstance(name, tuple) else ""
+
+    @property
+    def moved_bytes(self) -> int:
+        """What came, and what left after it had to wait: see `Session.moved`."""
+        return self._moved_bytes
 
     def send(self, data: bytes) -> None:
         """Hand one binary message to the network; ask `full` first. Nothing is written once it closes."""
@@ -127,6 +135,11 @@ class ServerSocket(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+        self._transport.set_write_buffer_limits(high=1, low=0)  # TLS transports do not take 0
+        sock = transport.get_extra_info("socket")
+        if sock is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._siblings.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -135,6 +148,7 @@ class ServerSocket(asyncio.Protocol):
             if self._late_bytes > LATE_BYTES:
                 self._transport.pause_reading()  # it has its goodbye, and goes when its time is up
                 return
+        self._moved_bytes += len(data)
         self._inlet.feed(data)
 
     def _read(self, on: bool) -> None:
@@ -146,10 +160,7 @@ class ServerSocket(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _received(self, data: bytes) -> None:
-        owner = self._owner
-        if owner is not None and owner.greeted:
-            self._protocol.max_message_size = owner.message_bytes + SPARE_BYTES
-        else:
+        if self._owner is None or not self._owner.greeted:
             self._received_bytes += len(data)
             if self._received_bytes > STRANGER_BYTES:
                 self._protocol.fail(CloseCode.MESSAGE_TOO_BIG, "too much before the greeting")
@@ -173,9 +184,11 @@ class ServerSocket(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.full = True
+        self._stuck_bytes = self._transport.get_write_buffer_size()
 
     def resume_writing(self) -> None:
         self.full = False
+        self._moved_bytes += self._stuck_bytes
         if self._owner is not None:
             self._owner.writable()
 

@@ -16,12 +16,14 @@ from typing import NamedTuple
 from relay.wire.errors import FrameTooLarge, LocalProtocolError, RemoteProtocolError, VersionMismatch
 
 MAGIC = b"ES"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<2sBBHHIIQII")
 HEADER_BYTES = HEADER.size
 _PEER_OFFSET = 12
 FLAG_SEALED = 1  # the payload is sealed between node and backbone, see seal.py
 SEAL_BYTES = 8 + 16  # what a sealed payload is longer: counter and tag
+PIECE_BYTES = 32 << 10  # longer payloads are cut (pieces.py); at 1 Mbit/s one takes a quarter of a second
+PIECE_HEAD_BYTES = 12
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -45,6 +47,7 @@ class FrameType(IntEnum):
     FAILURE = 19
     PROBE = 20
     ECHO = 21
+    PIECE = 22
     PING = 32
     PONG = 33
     DRAIN = 34
@@ -92,6 +95,7 @@ PAYLOAD_LIMITS: dict[FrameType, int] = {
     FrameType.FAILURE: 16 * _KIB,
     FrameType.PROBE: 256 * _KIB,
     FrameType.ECHO: 256 * _KIB,
+    FrameType.PIECE: PIECE_HEAD_BYTES + PIECE_BYTES,
     FrameType.PING: _KIB,
     FrameType.PONG: _KIB,
     FrameType.DRAIN: 4 * _KIB,
@@ -103,6 +107,7 @@ PAYLOAD_LIMITS: dict[FrameType, int] = {
     FrameType.SEAL_ANSWER: _KIB,
 }
 MAX_FRAME_BYTES = HEADER_BYTES + 16 * _MIB + SEAL_BYTES
+MAX_MESSAGE_BYTES = HEADER_BYTES + PIECE_HEAD_BYTES + PIECE_BYTES  # nothing longer is written in one message
 
 _TYPES = {int(kind): kind for kind in FrameType}
 _U32 = 0xFFFF_FFFF
@@ -211,6 +216,8 @@ def readdress(data: bytes, peer: int) -> bytes:
 def _field_fault(kind: FrameType, peer: int, call_id: int, epoch: int, deadline_ms: int) -> str | None:
     if kind in CALL_TYPES:
         return None if peer and call_id else f"{kind.name}: peer {peer} and call_id {call_id} must not be 0"
+    if kind is FrameType.PIECE and (peer or call_id):
+        return None if peer and call_id else "PIECE: peer and call_id must both be 0 or both not"
     if kind in SIGNAL_TYPES:
         clean = peer and not call_id and not deadline_ms
         return None if clean else f"{kind.name}: peer must not be 0, call_id and deadline_ms must be 0"

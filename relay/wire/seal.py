@@ -8,8 +8,9 @@ Seal frames between a node and its backbone, so that the relay reads only what i
 
 Identities are Ed25519 and live long; ephemerals are X25519 and made for one pairing. Of their shared secret
 HKDF-SHA-256 (salt: hash of epoch, identities and ephemerals) makes one secret per direction and stream;
-frames are sealed with AES-256-GCM. The relay sends control ahead of bulk, so each of the two is a stream with
-a counter of its own. Counters only rise: the relay may drop a frame, so gaps are legal; repetitions are not.
+frames are sealed with AES-256-GCM. Control goes ahead of calls, and calls overtake those that travel in
+pieces, so each of the three is a stream with a counter of its own. Counters only rise: the relay may drop a
+frame, so gaps are legal; repetitions are not.
 
     sealed payload = u64 counter | AES-256-GCM(key, nonce = 4 zero bytes | counter, header, payload) | tag
 
@@ -39,6 +40,7 @@ from relay.wire.frames import (
     HEADER,
     HEADER_BYTES,
     MAGIC,
+    PIECE_BYTES,
     SEAL_BYTES,
     SEALABLE,
     VERSION,
@@ -58,7 +60,7 @@ MAX_COUNTER = (1 << 53) - 1  # what JavaScript counts exactly: some 285 years at
 KEYS_AHEAD = 4  # a receiver follows so many changes of key that it saw nothing of
 
 type Role = Literal["node", "backbone"]
-type Stream = Literal["bulk", "express"]
+type Stream = Literal["bulk", "express", "long"]
 
 # What the relay sends ahead of bulk (relay/forwarding/queue.py): here it is a stream of its own.
 EXPRESS = frozenset({FrameType.CANCEL, FrameType.FAILURE, FrameType.SIGNAL})
@@ -66,9 +68,17 @@ EXPRESS = frozenset({FrameType.CANCEL, FrameType.FAILURE, FrameType.SIGNAL})
 # be asked elsewhere, no more, which who carries the frames can bring about anyway.
 MAY_BE_BARE = frozenset({"gone", "overloaded", "bad_seal"})
 
+STREAMS: tuple[Stream, ...] = ("bulk", "express", "long")
 _OTHER: Mapping[Role, Role] = MappingProxyType({"node": "backbone", "backbone": "node"})
 _LABEL = b"expertswarm seal 1 "
 _COUNTER = struct.Struct("<Q")
+
+
+def stream_of(kind: int, sealed_bytes: int) -> Stream:
+    """Name the stream of a frame: what overtakes others on the way has a counter of its own."""
+    if kind in EXPRESS:
+        return "express"
+    return "long" if sealed_bytes > PIECE_BYTES else "bulk"
 
 
 def same_fingerprint(one: str, other: str) -> bool:
@@ -273,8 +283,8 @@ class Seal:
         self.other = other
         self._secret = secret
         self._salt = hashlib.sha256(text).digest()
-        self._sealers = {s: Sealer(self._derive(f"{role} {s}")) for s in ("bulk", "express")}
-        self._openers = {s: Opener(self._derive(f"{_OTHER[role]} {s}")) for s in ("bulk", "express")}
+        self._sealers = {s: Sealer(self._derive(f"{role} {s}")) for s in STREAMS}
+        self._openers = {s: Opener(self._derive(f"{_OTHER[role]} {s}")) for s in STREAMS}
 
     @property
     def gaps(self) -> int:
@@ -286,7 +296,7 @@ class Seal:
         magic, version, kind, _, _, length, peer, call_id, epoch, deadline_ms = HEADER.unpack_from(data)
         fields = (magic, version, kind, FLAG_SEALED, 0, length + SEAL_BYTES)
         bound = HEADER.pack(*fields, 0, call_id, epoch, deadline_ms)
-        sealer = self._sealers["express" if kind in EXPRESS else "bulk"]
+        sealer = self._sealers[stream_of(kind, length + SEAL_BYTES)]
         sealed = sealer.seal(memoryview(data)[HEADER_BYTES:], bound)
         return HEADER.pack(*fields, peer, call_id, epoch, deadline_ms) + sealed
 
@@ -294,7 +304,7 @@ class Seal:
         """Take a sealed frame whose header was read, give the frame that was sealed. Raises SealFault."""
         ids = (header.call_id, header.epoch, header.deadline_ms)
         bound = HEADER.pack(MAGIC, VERSION, header.type, FLAG_SEALED, 0, header.length, 0, *ids)
-        opener = self._openers["express" if header.type in EXPRESS else "bulk"]
+        opener = self._openers[stream_of(header.type, header.length)]
         payload = opener.open(memoryview(data)[HEADER_BYTES:], bound)
         return HEADER.pack(MAGIC, VERSION, header.type, 0, 0, len(payload), header.peer, *ids) + payload
 

@@ -54,12 +54,14 @@ from relay.wire.messages import (
     SliceWanted,
     Welcome,
 )
+from relay.wire.pieces import decode_piece, is_piece
 
 HELLO_TIMEOUT_S = 10.0
 PING_INTERVAL_S = 10.0
 # So many unanswered for a whole beat and the peer is dead: who vanishes without a word, a phone that changed
 # networks or a tab that was frozen, is noticed within two beats.
 MISSED_PINGS = 1
+MIN_BYTES_PER_S = 1000.0  # bytes of unfinished frames are a sign of life at this rate, not one a beat
 
 
 class State(StrEnum):
@@ -217,10 +219,17 @@ class SealReceived:
 
 @dataclass(frozen=True, slots=True)
 class ForwardReceived:
-    """The relay's end only: a call frame for another peer, payload not looked into. `data` is the message."""
+    """
+    The relay's end only: a call frame for another peer, or a piece of one; payload not looked into.
+
+    `header` is the whole frame's, `data` the message. piece: whether it is one; first, last: of its frame.
+    """
 
     header: Header
     data: bytes
+    piece: bool = False
+    first: bool = True
+    last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +281,8 @@ class Session:
         "_last_heard",
         "_missed",
         "_missed_pings",
+        "_moved_at",
+        "_moved_bytes",
         "_next_ping",
         "_outbox",
         "_table",
@@ -300,6 +311,7 @@ class Session:
         self._next_ping: float | None = None
         self._missed = 0
         self._missed_pings = missed_pings
+        self._moved_bytes, self._moved_at = 0, now
 
     # -- what came in
 
@@ -314,7 +326,7 @@ class Session:
                 raise RemoteProtocolError("a text message; frames are binary messages")
             if len(data) > MAX_FRAME_BYTES:
                 raise FrameTooLarge("message", len(data), MAX_FRAME_BYTES)
-            header = decode_header(data)
+            header = self._header(data)
             self._step(_R, header.type)
             self._receive(header, data, now)
         except RemoteProtocolError as exc:
@@ -350,10 +362,16 @@ class Session:
         timers = [at for at in (self._hello_deadline, self._next_ping) if at is not None]
         return min(timers) if timers and self.state is not State.CLOSED else None
 
-    def handle_timer(self, now: float) -> None:
-        """Do what is due: give up on a silent peer, or ask for a sign of life."""
+    def handle_timer(self, now: float, moved_bytes: int = 0) -> None:
+        """
+        Do what is due: give up on a silent peer, or ask for a sign of life.
+
+        moved_bytes: what the transport has moved so far, see `moved`.
+        """
         if self.state is State.CLOSED:
             return
+        if self._next_ping is not None and now >= self._next_ping:
+            self.moved(moved_bytes, now)
         if self._hello_deadline is not None and now >= self._hello_deadline:
             self.close(CloseCode.TIMEOUT, f"no greeting within {HELLO_TIMEOUT_S:g} s")
         elif self._next_ping is not None and now >= self._next_ping:
@@ -364,14 +382,31 @@ class Session:
             self._send(Ping(now * 1000.0))
             self._next_ping = now + self.ping_interval_s
 
-    def check_alive(self, now: float, patience_s: float) -> None:
+    def moved(self, moved_bytes: int, now: float) -> None:
+        """
+        Learn how many bytes have come, or left a queue, since the session began; asked when a ping is due.
+
+        A pong behind bulk is late, not missing: what moves faster than a trickle is a sign of life.
+        """
+        moved, self._moved_bytes = moved_bytes - self._moved_bytes, moved_bytes
+        since, self._moved_at = now - self._moved_at, now
+        if moved > 0 and moved >= MIN_BYTES_PER_S * since:
+            self._last_heard = now
+            self._missed = 0
+
+    def check_alive(self, now: float, patience_s: float, moved_bytes: int = 0) -> None:
         """Ask for a sign of life now and wait so long for it: this machine's network is another now."""
         if self._next_ping is not None and self.state is not State.CLOSED:
+            self._moved_bytes, self._moved_at = moved_bytes, now
             self._missed = self._missed_pings
             self._send(Ping(now * 1000.0))
             self._next_ping = now + min(patience_s, self.ping_interval_s)
 
     # -- shared parts
+
+    def _header(self, data: bytes) -> Header:
+        """Read the header; pieces were put together before they came here."""
+        return decode_header(data)
 
     def _receive(self, header: Header, data: bytes, now: float) -> None:
         """Handle one frame that the table allows."""
@@ -588,9 +623,17 @@ class RelaySession(Session):
         """Answer a call in the name of `peer`, which cannot be reached."""
         self._send_call(Frame(_T.FAILURE, failure.to_payload(), peer, call_id, epoch))
 
+    def _header(self, data: bytes) -> Header:
+        """Give the header of the whole: what may be said of it goes for its pieces."""
+        return decode_piece(data).whole if is_piece(data) else decode_header(data)
+
+    def expects(self, kind: FrameType) -> bool:
+        """Whether a frame of this type may come now: its pieces are not kept otherwise."""
+        return (_R, kind) in self._table[self.state]
+
     def forward(self, header: Header, data: bytes, sender: int) -> bytes:
         """
-        Return `data`, a call frame another session received, as this peer shall get it from `sender`.
+        Return `data`, a call or a piece of one that another session received, as this peer shall get it.
 
         The caller queues it; it does not pass through `data_to_send`, so that bulk cannot hold up control.
         """
@@ -599,7 +642,11 @@ class RelaySession(Session):
 
     def _receive(self, header: Header, data: bytes, now: float) -> None:
         if header.type in PASSED_ON:
-            self._events.append(ForwardReceived(header, data))
+            if not is_piece(data):
+                self._events.append(ForwardReceived(header, data))
+                return
+            piece = decode_piece(data)
+            self._events.append(ForwardReceived(header, data, True, piece.offset == 0, piece.last))
         elif (why := self.refuses(header.type, now)) is not None:
             self.close(CloseCode.OVERLOADED, why)
         else:

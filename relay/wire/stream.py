@@ -1,14 +1,14 @@
 """
-Cut frames out of a stream of bytes, and a frame into pieces: how frames travel on a data channel. Pure.
+Cut messages out of a stream of bytes, and a message into packets: how they travel on a data channel. Pure.
 
-A data channel carries messages of bounded size, and some ends send small ones best. So frames are one stream,
-cut anywhere; the length in each header says where the next frame begins.
+A data channel carries packets of bounded size, and some ends send small ones best. So messages (short frames
+and pieces of long ones) are one stream, cut anywhere; the length in a header says where the next one begins.
 """
 
 from collections.abc import Iterator
 
 from relay.wire.errors import FrameTooLarge
-from relay.wire.frames import HEADER_BYTES, MAX_FRAME_BYTES
+from relay.wire.frames import HEADER_BYTES, MAX_MESSAGE_BYTES
 
 _LENGTH_AT = 8
 
@@ -41,8 +41,8 @@ class Reassembler:
         return frames
 
 
-def pieces(frame: bytes, size_bytes: int) -> Iterator[bytes]:
-    """Cut a frame into pieces of at most this size."""
+def packets(frame: bytes, size_bytes: int) -> Iterator[bytes]:
+    """Cut a message into packets of at most this size."""
     if len(frame) <= size_bytes:
         yield frame
         return
@@ -52,6 +52,6 @@ def pieces(frame: bytes, size_bytes: int) -> Iterator[bytes]:
 
 def _frame_bytes(data: bytes | bytearray) -> int:
     size = HEADER_BYTES + int.from_bytes(data[_LENGTH_AT : _LENGTH_AT + 4], "little")
-    if size > MAX_FRAME_BYTES:
-        raise FrameTooLarge("frame in a stream", size, MAX_FRAME_BYTES)
+    if size > MAX_MESSAGE_BYTES:
+        raise FrameTooLarge("message in a stream", size, MAX_MESSAGE_BYTES)
     return size

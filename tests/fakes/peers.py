@@ -14,9 +14,10 @@ from websockets.exceptions import ConnectionClosed
 
 from relay.server import RelayServer
 from relay.wire.calls import Dispatch, Partial
-from relay.wire.frames import MAX_FRAME_BYTES
+from relay.wire.frames import MAX_MESSAGE_BYTES
 from relay.wire.manifest import Manifest, ManifestLayer
 from relay.wire.messages import Assign, Hello, Offer, Peers, Register, SliceReady, SliceWanted, Welcome
+from relay.wire.pieces import Assembler, pieces
 from relay.wire.session import BackboneSession, ClientSession, Closed, NodeSession
 from relay.wire.tensors import Grid, XEncoding
 
@@ -83,11 +84,12 @@ class Peer:
         self.socket: ClientConnection
         self.close_code: int | None = None
         self._arrived = asyncio.Condition()
+        self._assembler = Assembler()
         self._reader: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         url = self.relay.url.replace("http", "ws") + "/v1/session"
-        self.socket = await connect(url, max_size=MAX_FRAME_BYTES, compression=None, proxy=None)
+        self.socket = await connect(url, max_size=MAX_MESSAGE_BYTES, compression=None, proxy=None)
         self._reader = asyncio.create_task(self._read())
         self.session.send_hello(self.hello)
         await self.flush()
@@ -113,7 +115,8 @@ class Peer:
     async def flush(self) -> None:
         with suppress(ConnectionClosed):  # the reader tells
             for data in self.session.data_to_send():
-                await self.socket.send(data)
+                for message in pieces(data):
+                    await self.socket.send(message)
 
     async def expect(
         self,
@@ -141,7 +144,9 @@ class Peer:
         while True:
             try:
                 data = await self.socket.recv()
-                self.session.receive_data(data, monotonic())
+                whole = self._assembler.feed(data, monotonic()) if isinstance(data, bytes) else data
+                if whole is not None:
+                    self.session.receive_data(whole, monotonic())
             except ConnectionClosed as exc:
                 self.close_code = exc.rcvd.code if exc.rcvd is not None else None
                 self.session.receive_close(self.close_code or 1006)

@@ -21,7 +21,8 @@ from websockets.http11 import Request, Response
 
 from relay.wire import messages
 from relay.wire.calls import Dispatch, Partial
-from relay.wire.frames import MAX_FRAME_BYTES, Frame, FrameType
+from relay.wire.frames import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, Frame, FrameType
+from relay.wire.pieces import Assembler, pieces
 from relay.wire.session import Closed, ForwardReceived, RelaySession
 
 type Heard = Any  # a control message, a Closed, or a Frame of a call
@@ -78,7 +79,7 @@ class FakeRelay:
             self.host,
             self.port,
             process_request=self._http,
-            max_size=MAX_FRAME_BYTES,
+            max_size=MAX_MESSAGE_BYTES,
             compression=None,
         )
         self.port = next(iter(self._server.sockets)).getsockname()[1]
@@ -110,12 +111,14 @@ class FakeRelay:
 
     async def send(self, frame: Frame) -> None:
         assert self.connection is not None
-        await self.connection.send(frame.encode())
+        for message in pieces(frame.encode()):
+            await self.connection.send(message)
 
     async def _flush(self) -> None:
         assert self.session is not None and self.connection is not None
         for data in self.session.data_to_send():
-            await self.connection.send(data)
+            for message in pieces(data):
+                await self.connection.send(message)
 
     def _http(self, connection: ServerConnection, request: Request) -> Response | None:
         if request.path.startswith("/v1/session"):
@@ -159,11 +162,14 @@ class FakeRelay:
         self.connection = connection
         self.deaf = False
         session = self.session = RelaySession(monotonic())
+        assembler = Assembler()
         try:
             async for data in connection:
                 if self.deaf:
                     continue
-                session.receive_data(data, monotonic())
+                whole = assembler.feed(data, monotonic()) if isinstance(data, bytes) else data
+                if whole is not None:
+                    session.receive_data(whole, monotonic())
                 for event in session.events():
                     match event:
                         case messages.Hello():

@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from relay.config import Config
 from relay.server import RelayServer
 from relay.wire.close import CloseCode
-from relay.wire.frames import MAX_FRAME_BYTES, Frame, FrameType
+from relay.wire.frames import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, Frame, FrameType
 from relay.wire.messages import Assign, Drain, Failure, Hello, Offer, Peers, Welcome
 from relay.wire.session import (
     CancelReceived,
@@ -79,7 +79,7 @@ def test_node_that_comes_first_waits_for_a_backbone() -> None:
         ("", CloseCode.PROTOCOL),
         (Frame(FrameType.PAUSE, b'{"paused":true}').encode(), CloseCode.PROTOCOL),
         (bytes(100_000), CloseCode.MESSAGE_TOO_BIG),  # a stranger has one Hello, not the largest frame
-        (b"ES\x02" + bytes(29), CloseCode.VERSION),
+        (b"ES\x01" + bytes(29), CloseCode.VERSION),
     ],
     ids=["garbage", "text", "empty text", "no hello", "too large", "version 2"],
 )
@@ -101,11 +101,11 @@ def test_stranger_who_does_not_speak_the_protocol_is_closed(message: Any, code: 
 @pytest.mark.parametrize(
     ("size_bytes", "code"),
     [
-        (MAX_FRAME_BYTES + 1, CloseCode.TOO_LARGE),
-        (MAX_FRAME_BYTES + 100_000, CloseCode.MESSAGE_TOO_BIG),  # refused before it is read
+        (MAX_MESSAGE_BYTES + 1, CloseCode.TOO_LARGE),
+        (MAX_MESSAGE_BYTES + 100_000, CloseCode.MESSAGE_TOO_BIG),  # refused before it is read
     ],
 )
-def test_peer_that_sends_more_than_any_frame_is_closed(size_bytes: int, code: int) -> None:
+def test_peer_that_sends_more_than_any_message_is_closed(size_bytes: int, code: int) -> None:
     async def test() -> None:
         async with RelayServer(CONFIG) as relay, Backbone(relay) as backbone:
             await backbone.register()

@@ -273,7 +273,7 @@ def refused() -> list[dict[str, Any]]:
         ("nothing", b"", CloseCode.PROTOCOL),
         ("a cut header", head(FrameType.PING)[:31], CloseCode.PROTOCOL),
         ("other magic", b"XX" + head(FrameType.PING)[2:], CloseCode.PROTOCOL),
-        ("version 2", head(FrameType.PING, version=2), CloseCode.VERSION),
+        ("version 1", head(FrameType.PING, version=1), CloseCode.VERSION),
         ("an unknown type", head(99), CloseCode.PROTOCOL),
         ("a reserved type", head(FrameType.RECEIPT), CloseCode.PROTOCOL),
         ("flags", head(FrameType.PING, flags=1), CloseCode.PROTOCOL),

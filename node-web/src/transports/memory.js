@@ -12,6 +12,7 @@ export class MemoryTransport {
     this.path = 'memory';
     this.bytesSent = 0;
     this.bytesReceived = 0;
+    this.movedBytes = 0;
     /** @type {TransportHandlers | null} */
     this.handlers = handlers;
     /** @type {MemoryTransport | null} */
@@ -39,6 +40,7 @@ export class MemoryTransport {
   /** @param {ArrayBuffer} data */
   received(data) {
     this.bytesReceived += data.byteLength;
+    this.movedBytes += data.byteLength;
     this.handlers?.onMessage(data);
   }
 

@@ -1,5 +1,5 @@
 /**
- * What a transport offers: whole binary messages to the other end and back. The node knows no other thing about it.
+ * What a transport offers: whole frames to the other end and back. The node knows no other thing about it.
  *
  * @typedef {object} TransportHandlers
  * @property {() => void} onOpen  once
@@ -10,7 +10,8 @@
  * @property {string} path  how the bytes travel, for people: "relayed"
  * @property {number} bytesSent
  * @property {number} bytesReceived
- * @property {(data: Uint8Array) => void} send  hands the message to the network; dropped when closed
+ * @property {number} movedBytes  what came, and what left after it had to wait, as far as the transport can tell
+ * @property {(data: Uint8Array) => void} send  hands the frame to the network, in its turn; dropped when closed
  * @property {(code: number, reason: string) => void} close  after it no handler is called
  *
  * @typedef {(handlers: TransportHandlers) => Transport} Connect

@@ -2,16 +2,17 @@
  * Messages over a WebRTC data channel to the backbone.
  *
  * RTCPeerConnection exists on the page's own thread only, the node lives in a worker: `RtcHost` runs on the page and
- * `RtcTransport` in the worker, with a MessagePort between them. Frames are one stream of bytes on the channel. They
- * are sent in pieces of 4 KB: Chromium's SCTP sends at most four packets for each `send`, so that 12 KB in one call
+ * `RtcTransport` in the worker, with a MessagePort between them. Messages are one stream of bytes on the channel. They
+ * are sent in packets of 4 KB: Chromium's SCTP sends at most four packets for each `send`, so that 12 KB in one call
  * take two round trips and in three calls take one.
  */
 
+import { Assembler, SendQueue } from '../wire/pieces.js';
 import { Reassembler } from '../wire/stream.js';
 
-export const PIECE_BYTES = 4096;
-export const MAX_BUFFERED_BYTES = 2 ** 20; // Chrome closes a channel that is over-filled
-export const LOW_BYTES = 2 ** 18;
+export const PACKET_BYTES = 4096;
+export const MAX_BUFFERED_BYTES = 2 ** 18; // what the channel holds, nothing can overtake any more
+export const LOW_BYTES = 2 ** 17;
 export const MAX_WAITING_BYTES = 32 * 2 ** 20; // two of the largest frames; beyond this nobody reads
 const ABNORMAL = 1006;
 
@@ -35,12 +36,18 @@ export class RtcTransport {
     this.port = port;
     /** @type {TransportHandlers|null} */
     this.handlers = handlers;
+    this.movedBytes = 0;
     const stream = new Reassembler();
+    const assembler = new Assembler();
     port.onmessage = ({ data }) => {
       if (data instanceof ArrayBuffer) {
         this.bytesReceived += data.byteLength;
+        this.movedBytes += data.byteLength;
         try {
-          for (const frame of stream.feed(new Uint8Array(data))) this.handlers?.onMessage(/** @type {ArrayBuffer} */ (frame.buffer));
+          for (const message of stream.feed(new Uint8Array(data))) {
+            const frame = assembler.feed(message, performance.now() / 1000);
+            if (frame !== null) this.handlers?.onMessage(frame.buffer);
+          }
         } catch (error) {
           this.ended(String(error));
         }
@@ -150,7 +157,7 @@ export class RtcHost {
   }
 }
 
-/** Sends frames in pieces and never over-fills the channel: what does not fit waits here, in order. */
+/** Sends frames in packets and never over-fills the channel: what does not fit waits here, in its turn. */
 export class Outlet {
   /**
    * @param {Pick<RTCDataChannel, 'send'|'bufferedAmount'|'bufferedAmountLowThreshold'|'onbufferedamountlow'|'readyState'>} channel
@@ -159,28 +166,28 @@ export class Outlet {
   constructor(channel, onStuck) {
     this.channel = channel;
     this.onStuck = onStuck;
-    /** @type {Uint8Array<ArrayBuffer>[]} */
-    this.waiting = [];
-    this.waitingBytes = 0;
+    this.queue = new SendQueue();
+    /** Of the message that is leaving. @type {Uint8Array<ArrayBuffer>[]} */
+    this.packets = [];
     channel.bufferedAmountLowThreshold = LOW_BYTES;
     channel.onbufferedamountlow = () => this.drain();
   }
 
   /** @param {Uint8Array<ArrayBuffer>} frame */
   send(frame) {
-    for (let at = 0; at < frame.length; at += PIECE_BYTES) this.waiting.push(frame.subarray(at, at + PIECE_BYTES));
-    this.waitingBytes += frame.length;
+    this.queue.put(frame);
     this.drain();
-    if (this.waitingBytes > MAX_WAITING_BYTES) this.onStuck();
+    if (this.queue.sizeBytes > MAX_WAITING_BYTES) this.onStuck();
   }
 
   drain() {
-    let sent = 0;
-    while (sent < this.waiting.length && this.channel.readyState === 'open' && this.channel.bufferedAmount < MAX_BUFFERED_BYTES) {
-      this.channel.send(this.waiting[sent]);
-      this.waitingBytes -= this.waiting[sent].length;
-      sent += 1;
+    while (this.channel.readyState === 'open' && this.channel.bufferedAmount + PACKET_BYTES <= MAX_BUFFERED_BYTES) {
+      if (!this.packets.length) {
+        const message = this.queue.pop();
+        if (message === null) return;
+        for (let at = 0; at < message.length; at += PACKET_BYTES) this.packets.push(message.subarray(at, at + PACKET_BYTES));
+      }
+      this.channel.send(/** @type {Uint8Array<ArrayBuffer>} */ (this.packets.shift()));
     }
-    this.waiting.splice(0, sent);
   }
 }

@@ -1,7 +1,15 @@
-/** Messages over a WebSocket to the relay. */
+/**
+ * Frames over a WebSocket. Long ones travel in pieces, and the socket is given little at once: what it holds, nothing can
+ * overtake any more. A socket does not say when it has room again, so it is asked.
+ */
+
+import { RemoteProtocolError } from '../wire/errors.js';
+import { Assembler, SendQueue } from '../wire/pieces.js';
 
 export const OPEN_TIMEOUT_MS = 10_000;
 export const MAX_UNSENT_BYTES = 64 * 2 ** 20; // replies the relay has not read; beyond this it is not reading at all
+export const MAX_BUFFERED_BYTES = 64 * 1024; // given to the socket at once: two pieces
+export const ASK_MS = 4;
 const ABNORMAL = 1006; // RFC 6455 §7.1.5
 
 /**
@@ -22,7 +30,13 @@ export class WebSocketTransport {
     this.path = path;
     this.bytesSent = 0;
     this.bytesReceived = 0;
+    this.movedBytes = 0; // what came, and what left after it had to wait: a sign of life
     this.opened = false;
+    this.queue = new SendQueue();
+    this.assembler = new Assembler();
+    this.buffered = 0; // when we last asked
+    /** @type {ReturnType<typeof setTimeout>|undefined} */
+    this.asking = undefined;
     /** @type {TransportHandlers | null} */
     this.handlers = handlers;
     /** @type {WebSocket|null} */
@@ -42,24 +56,57 @@ export class WebSocketTransport {
       this.handlers?.onOpen();
     };
     this.socket.onmessage = (event) => {
-      this.bytesReceived += event.data.byteLength ?? event.data.length;
-      this.handlers?.onMessage(event.data);
+      const bytes = event.data.byteLength ?? event.data.length;
+      this.bytesReceived += bytes;
+      this.movedBytes += bytes;
+      this.received(event.data);
     };
     this.socket.onclose = (event) => this.ended(this.opened ? event.code || ABNORMAL : 0, event.reason);
   }
 
-  /** @param {Uint8Array} data */
+  /** @param {ArrayBuffer|string} data */
+  received(data) {
+    if (typeof data === 'string') {
+      this.handlers?.onMessage(data);
+      return;
+    }
+    try {
+      const whole = this.assembler.feed(new Uint8Array(data), performance.now() / 1000);
+      if (whole !== null) this.handlers?.onMessage(whole.buffer);
+    } catch (error) {
+      if (!(error instanceof RemoteProtocolError)) throw error;
+      this.ended(error.closeCode, error.message);
+    }
+  }
+
+  /** Send one frame, in its turn. @param {Uint8Array} data */
   send(data) {
     if (this.socket?.readyState !== 1) return;
-    this.socket.send(/** @type {Uint8Array<ArrayBuffer>} */ (data));
-    this.bytesSent += data.byteLength;
-    if (this.socket.bufferedAmount > MAX_UNSENT_BYTES) this.ended(ABNORMAL, 'the relay no longer reads');
+    this.queue.put(/** @type {Uint8Array<ArrayBuffer>} */ (data));
+    this.drain();
+    if (this.queue.sizeBytes + this.socket.bufferedAmount > MAX_UNSENT_BYTES) this.ended(ABNORMAL, 'the relay no longer reads');
+  }
+
+  /** @param {number} [most]  what the socket may hold */
+  drain(most = MAX_BUFFERED_BYTES) {
+    clearTimeout(this.asking);
+    const { socket } = this;
+    if (socket?.readyState !== 1) return;
+    this.movedBytes += Math.max(0, this.buffered - socket.bufferedAmount);
+    while (!this.queue.empty && socket.bufferedAmount < most) {
+      const message = /** @type {Uint8Array<ArrayBuffer>} */ (this.queue.pop());
+      socket.send(message);
+      this.bytesSent += message.length;
+    }
+    this.buffered = socket.bufferedAmount;
+    if (!this.queue.empty) this.asking = setTimeout(() => this.drain(), ASK_MS);
   }
 
   /** @param {number} code @param {string} reason */
   close(code, reason) {
     this.handlers = null;
     clearTimeout(this.timer);
+    this.drain(Infinity);
     // A page may say 1000 or 3000-4999 only (WebSockets standard); the Bye frame has told the rest.
     this.socket?.close(code >= 3000 && code <= 4999 ? code : 1000, reason);
   }
@@ -69,6 +116,7 @@ export class WebSocketTransport {
     const handlers = this.handlers;
     this.handlers = null;
     clearTimeout(this.timer);
+    clearTimeout(this.asking);
     try {
       this.socket?.close();
     } finally {

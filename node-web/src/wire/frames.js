@@ -5,11 +5,13 @@
 
 import { FrameTooLarge, LocalProtocolError, RemoteProtocolError, VersionMismatch } from './errors.js';
 
-export const VERSION = 1;
+export const VERSION = 2;
 export const HEADER_BYTES = 32;
 const MAGIC = 0x5345; // "ES", little endian
 export const FLAG_SEALED = 1; // the payload is sealed between node and backbone, see seal.js
 export const SEAL_BYTES = 8 + 16; // what a sealed payload is longer: counter and tag
+export const PIECE_BYTES = 32 * 1024; // longer payloads are cut, see pieces.js
+export const PIECE_HEAD_BYTES = 12;
 
 const KIB = 1 << 10;
 const MIB = 1 << 20;
@@ -32,6 +34,7 @@ export const FrameType = Object.freeze({
   FAILURE: 19,
   PROBE: 20,
   ECHO: 21,
+  PIECE: 22,
   PING: 32,
   PONG: 33,
   DRAIN: 34,
@@ -65,6 +68,7 @@ export const PAYLOAD_LIMITS = new Map([
   [FrameType.FAILURE, 16 * KIB],
   [FrameType.PROBE, 256 * KIB],
   [FrameType.ECHO, 256 * KIB],
+  [FrameType.PIECE, PIECE_HEAD_BYTES + PIECE_BYTES],
   [FrameType.PING, KIB],
   [FrameType.PONG, KIB],
   [FrameType.DRAIN, 4 * KIB],
@@ -76,6 +80,7 @@ export const PAYLOAD_LIMITS = new Map([
   [FrameType.SEAL_ANSWER, KIB],
 ]);
 export const MAX_FRAME_BYTES = HEADER_BYTES + 16 * MIB + SEAL_BYTES;
+export const MAX_MESSAGE_BYTES = HEADER_BYTES + PIECE_HEAD_BYTES + PIECE_BYTES; // nothing longer is written in one message
 
 /**
  * One frame. `peer`, `callId`, `epoch` and `deadlineMs` belong to calls and are 0 in control frames; a Signal,
@@ -205,6 +210,9 @@ export function decodeFrame(data) {
 function fieldFault(type, peer, callId, epoch, deadlineMs) {
   if (isCall(type)) {
     return peer && callId ? null : `${typeName(type)}: peer ${peer} and call_id ${callId} must not be 0`;
+  }
+  if (type === FrameType.PIECE && (peer !== 0 || callId !== 0n)) {
+    return peer !== 0 && callId !== 0n ? null : 'PIECE: peer and call_id must both be 0 or both not';
   }
   if (isSignal(type)) {
     const addressed = peer !== 0 && callId === 0n && deadlineMs === 0;

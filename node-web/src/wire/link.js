@@ -11,7 +11,7 @@ import { CloseCode } from './close.js';
 import { FrameTooLarge, RemoteProtocolError } from './errors.js';
 import { decodeFrame, encodeFrame, FrameType, isCall, MAX_FRAME_BYTES, typeName } from './frames.js';
 import { fromPayload, toPayload } from './messages.js';
-import { HELLO_TIMEOUT_S, readCall } from './session.js';
+import { HELLO_TIMEOUT_S, Moved, readCall } from './session.js';
 
 export const BEAT_S = 2; // between two pings
 const MISSED_PINGS = 2; // unanswered ones that end the link; a device may be busy for a beat of 2 s
@@ -52,6 +52,7 @@ export class LinkSession {
     /** @type {number|null} */
     this._nextPing = null;
     this._missed = 0;
+    this._moved = new Moved(now);
   }
 
   /** Say hello; for the opening end, once its transport is open. */
@@ -126,9 +127,10 @@ export class LinkSession {
     return timers.length ? Math.min(...timers) : null;
   }
 
-  /** @param {number} now */
-  handleTimer(now) {
+  /** @param {number} now @param {number} [movedBytes]  what the transport has moved so far */
+  handleTimer(now, movedBytes = 0) {
     if (this.state === 'closed') return;
+    if (this._nextPing !== null && now >= this._nextPing && this._moved.alive(movedBytes, now)) this._missed = 0;
     if (this._deadline !== null && now >= this._deadline) {
       this.close(CloseCode.TIMEOUT, `no greeting within ${HELLO_TIMEOUT_S} s`);
     } else if (this._nextPing !== null && now >= this._nextPing) {

@@ -7,7 +7,7 @@
  */
 
 import { LocalProtocolError, SealFault } from './errors.js';
-import { decodeFrame, FLAG_SEALED, FrameType, HEADER_BYTES, isSealable, SEAL_BYTES, typeName } from './frames.js';
+import { decodeFrame, FLAG_SEALED, FrameType, HEADER_BYTES, isSealable, PIECE_BYTES, SEAL_BYTES, typeName } from './frames.js';
 import { fromPayload } from './messages.js';
 
 const SEAL_VERSION = 1;
@@ -116,11 +116,13 @@ export class NodeHandshake {
   }
 }
 
+/** @typedef {{bulk: Stream, express: Stream, long: Stream}} Streams */
+
 /** The keys of one pairing, at the node's end: whole frames in, whole frames out. */
 export class Seal {
   /**
-   * @param {{bulk: Stream, express: Stream}} sealers
-   * @param {{bulk: Stream, express: Stream}} openers
+   * @param {Streams} sealers
+   * @param {Streams} openers
    * @param {(label: string) => Promise<Uint8Array<ArrayBuffer>>} derived
    */
   constructor(sealers, openers, derived) {
@@ -135,11 +137,12 @@ export class Seal {
     const salt = new Uint8Array(await crypto.subtle.digest('SHA-256', text));
     const derived = (/** @type {string} */ label) => derive(secret, salt, label);
     const stream = async (/** @type {string} */ label) => new Stream(await derived(label));
-    return new Seal(
-      { bulk: await stream('node bulk'), express: await stream('node express') },
-      { bulk: await stream('backbone bulk'), express: await stream('backbone express') },
-      derived,
-    );
+    const streams = async (/** @type {string} */ role) => ({
+      bulk: await stream(`${role} bulk`),
+      express: await stream(`${role} express`),
+      long: await stream(`${role} long`),
+    });
+    return new Seal(await streams('node'), await streams('backbone'), derived);
   }
 
   /**
@@ -148,7 +151,7 @@ export class Seal {
    * @returns {Promise<Uint8Array<ArrayBuffer>>}
    */
   async seal(data) {
-    const stream = this.sealers[streamOf(data[3])];
+    const stream = this.sealers[streamOf(data[3], data.length - HEADER_BYTES + SEAL_BYTES)];
     const counter = stream.take(data.length - HEADER_BYTES);
     const sealed = new Uint8Array(data.length + SEAL_BYTES);
     const view = new DataView(sealed.buffer);
@@ -169,7 +172,7 @@ export class Seal {
    * @returns {Promise<Uint8Array<ArrayBuffer>>}
    */
   async open(data) {
-    const stream = this.openers[streamOf(data[3])];
+    const stream = this.openers[streamOf(data[3], data.length - HEADER_BYTES)];
     const view = new DataView(data.buffer, data.byteOffset, data.length);
     const counter = view.getUint32(HEADER_BYTES, true) + view.getUint32(HEADER_BYTES + 4, true) * 2 ** 32;
     if (counter < stream.counter) throw new SealFault('repeated', `frame ${counter} of its stream came again, or late`);
@@ -354,9 +357,13 @@ function mayBeBare({ type, payload }) {
   }
 }
 
-/** What the relay sends ahead of bulk is a stream of its own. @param {number} type @returns {'bulk'|'express'} */
-function streamOf(type) {
-  return type === FrameType.CANCEL || type === FrameType.FAILURE || type === FrameType.SIGNAL ? 'express' : 'bulk';
+/**
+ * What overtakes others on the way has a counter of its own, and so have they.
+ * @param {number} type @param {number} sealedBytes @returns {keyof Streams}
+ */
+function streamOf(type, sealedBytes) {
+  if (type === FrameType.CANCEL || type === FrameType.FAILURE || type === FrameType.SIGNAL) return 'express';
+  return sealedBytes > PIECE_BYTES ? 'long' : 'bulk';
 }
 
 /** The header with `peer` as 0: the relay rewrites that. @param {Uint8Array<ArrayBuffer>} data */

@@ -17,6 +17,7 @@ import { fromPayload, MESSAGE_TYPES, toPayload } from './messages.js';
 
 export const HELLO_TIMEOUT_S = 10;
 export const PING_INTERVAL_S = 10;
+export const MIN_BYTES_PER_S = 1000; // bytes of unfinished frames are a sign of life at this rate, not one a beat
 export const MISSED_PINGS = 1; // unanswered for a whole beat: silence is noticed within two beats
 
 /** @typedef {'start'|'greeting'|'open'|'ready'|'draining'|'closed'} State */
@@ -83,6 +84,7 @@ export class NodeSession {
     this._nextPing = null;
     this._lastHeard = now;
     this._missed = 0;
+    this._moved = new Moved(now);
   }
 
   // -- what came in
@@ -256,9 +258,14 @@ export class NodeSession {
   /**
    * Do what is due: give up on a silent relay, or ask for a sign of life.
    * @param {number} now
+   * @param {number} [movedBytes]  what the transport has moved so far
    */
-  handleTimer(now) {
+  handleTimer(now, movedBytes = 0) {
     if (this.state === 'closed') return;
+    if (this._nextPing !== null && now >= this._nextPing && this._moved.alive(movedBytes, now)) {
+      this._lastHeard = now;
+      this._missed = 0;
+    }
     if (this._helloDeadline !== null && now >= this._helloDeadline) {
       this.close(CloseCode.TIMEOUT, `no greeting within ${HELLO_TIMEOUT_S} s`);
     } else if (this._nextPing !== null && now >= this._nextPing) {
@@ -276,9 +283,11 @@ export class NodeSession {
    * Ask for a sign of life now and wait so long for it: this device's network is another than before.
    * @param {number} now
    * @param {number} patienceS
+   * @param {number} [movedBytes]  what the transport has moved so far
    */
-  checkAlive(now, patienceS) {
+  checkAlive(now, patienceS, movedBytes = 0) {
     if (this._nextPing === null || this.state === 'closed') return;
+    this._moved.alive(movedBytes, now); // only what moves from now on counts
     this._missed = MISSED_PINGS;
     this._send({ type: 'Ping', t: now * 1000 });
     this._nextPing = now + Math.min(patienceS, this.pingIntervalS);
@@ -361,6 +370,27 @@ export class NodeSession {
     this.state = 'closed';
     this.closed = closed;
     this._events.push(closed);
+  }
+}
+
+/**
+ * Whether a transport moves: how many bytes have come, or left a queue. A pong behind bulk is late, not missing; what
+ * moves faster than a trickle is a sign of life.
+ */
+export class Moved {
+  /** @param {number} now */
+  constructor(now) {
+    this.bytes = 0;
+    this.at = now;
+  }
+
+  /** Since it was last asked. @param {number} bytes @param {number} now */
+  alive(bytes, now) {
+    const moved = bytes - this.bytes;
+    const since = now - this.at;
+    this.bytes = bytes;
+    this.at = now;
+    return moved > 0 && moved >= MIN_BYTES_PER_S * since;
   }
 }
 

@@ -1,17 +1,17 @@
 /**
- * Cut frames out of a stream of bytes, and a frame into pieces: how frames travel on a data channel.
+ * Cut messages (short frames, and pieces of long ones) out of a stream of bytes: how they travel on a data channel.
  * Mirrors `relay/wire/stream.py`. Pure.
  */
 
 import { FrameTooLarge } from './errors.js';
-import { HEADER_BYTES, MAX_FRAME_BYTES } from './frames.js';
+import { HEADER_BYTES, MAX_MESSAGE_BYTES } from './frames.js';
 
 /** Feed it pieces in order; it gives whole frames. Their content is not looked at, but their length. */
 export class Reassembler {
   constructor() {
     /** @type {Uint8Array} */
     this.rest = new Uint8Array(0);
-    /** @type {Uint8Array|null} */
+    /** @type {Uint8Array<ArrayBuffer>|null} */
     this.frame = null; // being filled
     this.filled = 0;
   }
@@ -19,7 +19,7 @@ export class Reassembler {
   /**
    * The frames that are complete now; throws FrameTooLarge when a header promises more than any frame may have.
    * @param {Uint8Array} piece
-   * @returns {Uint8Array[]}
+   * @returns {Uint8Array<ArrayBuffer>[]}
    */
   feed(piece) {
     const frames = [];
@@ -31,7 +31,7 @@ export class Reassembler {
         this.rest = head;
         if (head.length < HEADER_BYTES) break;
         const size = HEADER_BYTES + new DataView(head.buffer, head.byteOffset).getUint32(8, true);
-        if (size > MAX_FRAME_BYTES) throw new FrameTooLarge('frame in a stream', size, MAX_FRAME_BYTES);
+        if (size > MAX_MESSAGE_BYTES) throw new FrameTooLarge('message in a stream', size, MAX_MESSAGE_BYTES);
         this.frame = new Uint8Array(size);
         this.frame.set(head);
         this.filled = HEADER_BYTES;

@@ -67,7 +67,7 @@ async def test_many_messages_at_once_are_all_delivered(tmp_path: Path) -> None:
             back.append(future)
             link.session.send_probe((1 << 62) + number, Probe(size, 4000))
             link._write()
-        assert link.transport._waiting_bytes > 0  # bounded: the rest waits here, not in SCTP
+        assert link.transport._queue.size_bytes > 0  # bounded: the rest waits here, not in SCTP
         assert link.transport._channel.buffered_amount() < 2 * MAX_BUFFERED_BYTES
         async with asyncio.timeout(20):
             await asyncio.gather(*back)

@@ -69,7 +69,7 @@ def test_receiver_that_owes_too_many_control_frames_is_given_up() -> None:
     assert not outbox.put_control(b"f")
 
 
-@given(st.lists(st.tuples(st.booleans(), st.binary(max_size=8)), max_size=30))
+@given(st.lists(st.tuples(st.booleans(), st.binary(max_size=3)), max_size=30))
 def test_what_was_taken_comes_out_once(puts: list[tuple[bool, bytes]]) -> None:
     outbox = Outbox(20, 5)
     control = [data for is_control, data in puts if is_control and outbox.put_control(data)]

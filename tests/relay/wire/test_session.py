@@ -214,7 +214,7 @@ def test_other_version_closes_with_its_own_code() -> None:
     pair = SessionPair()
     pair.client.send_hello(Hello("node", "1" * 32, "2" * 32))
     (data,) = pair.client.data_to_send()
-    pair.relay.receive_data(data[:2] + b"\x02" + data[3:], pair.now)
+    pair.relay.receive_data(data[:2] + b"\x09" + data[3:], pair.now)
     (closed,) = pair.relay.events()
     assert isinstance(closed, Closed) and closed.code == CloseCode.VERSION
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from relay.wire.errors import FrameTooLarge
 from relay.wire.frames import Frame, FrameType
-from relay.wire.stream import Reassembler, pieces
+from relay.wire.stream import Reassembler, packets
 
 FRAMES = st.lists(st.binary(max_size=60).map(lambda data: Frame(FrameType.PROBE, data, 1, 2).encode()))
 
@@ -14,7 +14,7 @@ FRAMES = st.lists(st.binary(max_size=60).map(lambda data: Frame(FrameType.PROBE,
 @given(FRAMES, st.integers(1, 100))
 def test_frames_survive_any_cut(frames: list[bytes], size: int) -> None:
     stream = Reassembler()
-    found = [f for frame in frames for piece in pieces(frame, size) for f in stream.feed(piece)]
+    found = [f for frame in frames for piece in packets(frame, size) for f in stream.feed(piece)]
     assert found == frames
 
 
