@@ -1,5 +1,5 @@
 """
-Write frames.json, seal.json and tensors.json, the golden bytes that Python and JavaScript both read.
+Write frames.json, pieces.json, seal.json and tensors.json, the golden bytes that Python and JavaScript both read.
 
     python tests/vectors/wire_vectors.py           write them
     python tests/vectors/wire_vectors.py --check   fail if they are stale (a test does so too)
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from piece_vectors import piece_vectors
 from seal_vectors import seal_vectors
 
 from relay.wire.calls import Dispatch, Partial, Probe
@@ -345,6 +346,7 @@ def texts() -> dict[Path, str]:
     """Return what each file should hold."""
     vectors = {
         HERE / "frames.json": frame_vectors(),
+        HERE / "pieces.json": piece_vectors(),
         HERE / "seal.json": seal_vectors(),
         HERE / "tensors.json": tensor_vectors(),
     }

@@ -281,6 +281,30 @@ def test_ping_is_answered_and_measured() -> None:
     assert pair.relay.events() == pair.client.events() == []
 
 
+@pytest.mark.parametrize(("bytes_per_beat", "lives"), [(1, False), (20_000, True)])
+def test_bytes_that_move_are_a_sign_of_life_but_no_trickle(bytes_per_beat: int, lives: bool) -> None:
+    pair = SessionPair().ready()
+    for beat in range(1, 20):
+        at = pair.relay.next_timer()
+        if at is None:
+            break
+        pair.relay.handle_timer(at, moved_bytes=beat * bytes_per_beat)
+    assert (pair.relay.closed is None) is lives
+    if not lives:
+        assert at is None and beat == 3
+    else:  # and once they stop it is as silent as any
+        for _ in range(2):
+            pair.relay.handle_timer(pair.relay.next_timer() or 0.0, moved_bytes=beat * bytes_per_beat)
+        assert pair.relay.closed is not None
+
+
+def test_what_moved_before_the_network_changed_says_nothing() -> None:
+    pair = SessionPair().ready()
+    pair.client.check_alive(pair.now + 9.0, 3.0, moved_bytes=10**9)
+    pair.client.handle_timer(pair.now + 12.0, moved_bytes=10**9)
+    assert pair.client.closed is not None
+
+
 def test_silence_is_noticed_within_two_beats() -> None:
     pair = SessionPair().ready()
     cut = pair.now
