@@ -1,5 +1,5 @@
 """
-Write frames.json, pieces.json, seal.json and tensors.json, the golden bytes that Python and JavaScript both read.
+Write frames.json, pieces.json, seal.json and tensors.json, the golden bytes that Python and JavaScript read.
 
     python tests/vectors/wire_vectors.py           write them
     python tests/vectors/wire_vectors.py --check   fail if they are stale (a test does so too)
