@@ -102,7 +102,7 @@ class Pair:
             except TimeoutError:
                 found.append(10_000.0)
             await asyncio.sleep(GAP_S * random.uniform(0.5, 1.5))
-        return found
+        return found if len(found) > 1 else found * 2  # one that took longer than all the time there was
 
 
 async def newcomer_ms(port: int) -> float:
