@@ -27,6 +27,7 @@ from relay.wire.frames import MAX_MESSAGE_BYTES
 from relay.wire.link import LINK_PATH
 
 BACKLOG = 1024
+SHARED = ipaddress.ip_network("100.64.0.0/10")  # RFC 6598: behind a provider's NAT, a cloud's own services
 MAX_STRANGERS = 64  # sockets that have not proved to know a key
 
 
@@ -119,6 +120,12 @@ def link_url(url: str) -> str:
     return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}{LINK_PATH}"
 
 
+def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Read an address; one of IPv4 that is written as IPv6 is what it leads to."""
+    found = ipaddress.ip_address(address)
+    return getattr(found, "ipv4_mapped", None) or found
+
+
 def refusal(address: str, relay_address: str) -> str | None:
     """
     Say why an address that a node announced is not dialled, or None.
@@ -126,11 +133,13 @@ def refusal(address: str, relay_address: str) -> str | None:
     Nodes are strangers: none may make a backbone talk to its own machine, to its local network or to a
     cloud's metadata service, unless the swarm itself lives there, as the relay's address shows.
     """
-    ours, relay = ipaddress.ip_address(address), ipaddress.ip_address(relay_address)
+    ours, relay = _plain(address), _plain(relay_address)
     if ours.is_unspecified or ours.is_multicast or ours.is_link_local or ours.is_reserved:
         return f"{address} is no address of a node"
     if ours.is_loopback and not relay.is_loopback:
         return f"{address} is this machine"
+    if ours in SHARED and relay not in SHARED:
+        return f"{address} is in a provider's network"
     if ours.is_private and not ours.is_loopback and not (relay.is_private or relay.is_loopback):
         return f"{address} is in a private network"
     return None

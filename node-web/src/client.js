@@ -353,7 +353,10 @@ export class NodeClient {
           this.write();
           break;
         case 'SignalReceived': if (this.host.kernel !== null) this.links.signalled(event); break;
-        case 'CancelReceived': this.tell({ type: 'CancelReceived', peer: event.peer, callId: event.callId }); break;
+        case 'CancelReceived':
+          this.callWays.delete(wayKey(event)); // nobody waits for the answer
+          this.tell({ type: 'CancelReceived', peer: event.peer, callId: event.callId });
+          break;
         case 'CorruptReceived': {
           const message = event.error.message.slice(0, 500);
           const code = event.error instanceof SealFault ? 'bad_seal' : 'bad_frame';
@@ -517,7 +520,10 @@ export class NodeClient {
         this.path = link.transport.path;
         this.tell({ type: 'DispatchReceived', call: callOf(event) });
         break;
-      case 'CancelReceived': this.tell({ type: 'CancelReceived', peer: event.peer, callId: event.callId }); break;
+      case 'CancelReceived':
+          this.callWays.delete(wayKey(event)); // nobody waits for the answer
+          this.tell({ type: 'CancelReceived', peer: event.peer, callId: event.callId });
+          break;
       case 'ProbeReceived': link.session.sendEcho(event.callId, event.epoch, event.answerBytes); break;
       case 'CorruptReceived': {
         const message = event.error.message.slice(0, 500);

@@ -279,6 +279,11 @@ async def test_certificate_of_another_is_refused(certificate: tuple[Path, Path])
         ("224.0.0.1", "127.0.0.1", True),
         ("9.9.9.9", "8.8.8.8", False),
         ("2620:fe::9", "8.8.8.8", False),
+        ("::ffff:127.0.0.1", "192.168.1.2", True),
+        ("::ffff:192.168.1.9", "8.8.8.8", True),
+        ("100.100.100.200", "8.8.8.8", True),
+        ("100.100.100.200", "192.168.1.2", True),
+        ("100.64.3.4", "100.64.9.9", False),
     ],
 )
 def test_address_a_stranger_announces_is_dialled_only_where_the_swarm_lives(
