@@ -110,3 +110,26 @@ async def test_the_engine_does_not_hold_the_experts(demo_model: Path, cache_dir:
                 await client.post(f"{plain.url}/v1/chat/completions", json=chat(4), headers=plain.headers)
                 resident.append(plain.rss_bytes())
     assert resident[1] - resident[0] > 0.8 * experts
+
+
+async def test_prompts_whose_clients_left_together_are_not_computed(
+    demo_model: Path, cache_dir: Path
+) -> None:
+    """Also when the next request comes in that moment: it must not count as wanting what they asked."""
+    async with swarm(demo_model, cache_dir, context=2048) as s, httpx.AsyncClient(timeout=60) as client:
+        url, tally = f"{s.backbone.url}/v1/completions", s.backbone.dispatcher.tally
+        for number in range(3):
+            body = {"prompt": f"{number} " + "word " * 1500, "max_tokens": 400}
+            asked = [asyncio.create_task(client.post(url, json=body)) for _ in range(4)]
+            before = tally.layer_calls
+            await until(lambda: tally.layer_calls > before, "the first prompt to be under way")  # noqa: B023
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            before = sum(rows * calls for rows, calls in tally.calls_of_rows.items())
+            reply = await client.post(url, json={"prompt": "Hi", "max_tokens": 1})
+            assert reply.status_code == 200
+            rows = sum(rows * calls for rows, calls in tally.calls_of_rows.items()) - before
+            assert rows < 512 * len(s.backbone.model.layers), (
+                "a whole piece of a prompt was computed for nobody"
+            )

@@ -5,9 +5,10 @@ A stream that is closed frees its slot at the next batch. When nobody at all wai
 the layer calls under way are stopped, too, so that slot and nodes are free at once even in a long prefill.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Protocol
@@ -23,6 +24,8 @@ from backbone.gateway.suspects import Suspects
 CONNECT_TIMEOUT_S = 5.0
 CONTROL_TIMEOUT_S = 30.0
 CONTROL_CONNECTIONS = 4
+FREE_WITHIN_S = 2.0  # llama-server looks once a second whether a client is still there
+FREE_LOOK_S = 0.05
 RESTART_WAIT_S = 60.0
 MAX_LEFT = 64
 MAX_ANSWER_BYTES = 256 << 20
@@ -50,9 +53,10 @@ class EngineLike(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A request in the engine. failure: why a layer call failed meanwhile."""
+    """A request in the engine. seats: slots it takes. failure: why a layer call failed meanwhile."""
 
     fingerprint: str
+    seats: int = 1
     failure: str | None = None
 
 
@@ -199,7 +203,7 @@ class EngineClient:
         Raises:
             Refused: the engine refused it, could not compute it, or is not there. EngineEnded: it ended.
         """
-        run = Run(prepared.fingerprint)
+        run = Run(prepared.fingerprint, prepared.seats)
         url, ends = self._url(), self.engine.ends
         self.running.add(run)
         left = True
@@ -229,8 +233,26 @@ class EngineClient:
             self.running.discard(run)
             if left and len(self.left) < MAX_LEFT:
                 self.left.add(prepared.fingerprint)
-            if left and not self.running:
-                self.engine.abandon()
+            if left:
+                if not self.running:
+                    self.engine.abandon()
+                await self._until_free()
+
+    async def _until_free(self) -> None:
+        """
+        Keep the seats of who left until their slots are free, for a bounded time.
+
+        The next request would wait for those, and while it is here, somebody wants what they compute.
+        """
+        with suppress(TimeoutError, Refused, ValueError, KeyError, TypeError):
+            async with asyncio.timeout(FREE_WITHIN_S):
+                busy = True
+                while busy:
+                    await asyncio.sleep(FREE_LOOK_S)  # first: what was just sent takes a slot meanwhile
+                    slots = (await self.control("GET", "/slots")).json()
+                    busy = sum(bool(slot["is_processing"]) for slot in slots) > sum(
+                        run.seats for run in self.running
+                    )
 
     async def _chunks(self, reply: httpx.Response, run: Run) -> AsyncIterator[bytes]:
         first = True
