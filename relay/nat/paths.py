@@ -86,8 +86,8 @@ def better_path(current: Evidence, other: Evidence, policy: PathPolicy) -> Verdi
     """
     Tell whether `other` is faster than `current` by more than the hysteresis.
 
-    Both the median and the 95th percentile count, since a layer waits for its slowest node; and no size may
-    be slower, since a lane that wins at 12 KB may lose at 100 KB by far.
+    Both the mean and the 95th percentile count, since a layer waits for its slowest node and a median sees no
+    stall; and no size may be slower on the mean, since a lane that wins at 12 KB may lose at 100 KB by far.
     """
     if other.lost > policy.max_lost:
         return Verdict(False, f"{other.lost} probes were lost")
@@ -99,10 +99,12 @@ def better_path(current: Evidence, other: Evidence, policy: PathPolicy) -> Verdi
         old, new = [[lane.percentile_ms(size, share) for share in (0.5, 0.95)] for lane in (current, other)]
         words.append(f"{size} KB: {new[0]:.1f}/{new[1]:.1f} ms against {old[0]:.1f}/{old[1]:.1f} ms")
         slack, slack_ms = abs(policy.hysteresis), abs(policy.hysteresis_ms)
-        if new[0] > old[0] * (1 + slack) and new[0] - old[0] > slack_ms:
-            return Verdict(False, f"slower at {words[-1]}")
+        was, would = fmean(current.round_trips_ms[size]), fmean(other.round_trips_ms[size])
+        if would > was * (1 + slack) and would - was > slack_ms:
+            return Verdict(False, f"slower at {words[-1]}", near and old[0] - new[0] > slack_ms)
         near = near and old[0] - new[0] > max(slack_ms, slack * old[0])
-        gains.append((fmean(old) - fmean(new), (fmean(old) - fmean(new)) / max(fmean(old), 1e-9)))
+        gain = fmean([was, old[1]]) - fmean([would, new[1]])
+        gains.append((gain, gain / max(fmean([was, old[1]]), 1e-9)))
     better = (
         fmean(ms for ms, _ in gains) > policy.hysteresis_ms
         and fmean(share for _, share in gains) > policy.hysteresis

@@ -297,3 +297,10 @@ def test_lane_that_lost_by_one_late_message_is_raced_again_soon_and_not_for_ever
         pauses.append(due - now)
         now = due
     assert pauses == [3.0, 3.0, 400.0]
+
+
+def test_lane_that_stalls_now_and_then_loses_to_a_relay_that_is_faster_on_the_mean() -> None:
+    stalls = Evidence({12: [16.0] * 15 + [316.0]})
+    relay = Evidence({12: [18.0] * 16})
+    assert better_path(stalls, relay, PathPolicy()).better
+    assert not better_path(relay, stalls, PathPolicy()).better
