@@ -124,9 +124,9 @@ def wheel() -> Path:
     return made
 
 
-def builder() -> ModuleType:
-    """wasm/pyodide/build.py, which is no part of a package."""
-    spec = importlib.util.spec_from_file_location("pyodide_wheel_build", ROOM / "build.py")
+def builder(name: str = "build") -> ModuleType:
+    """A module of wasm/pyodide, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"pyodide_wheel_{name}", ROOM / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -139,11 +139,21 @@ def node() -> str:
     return str(Path(executable.__file__).parent / "bin" / "node")
 
 
-def test_codec_and_kernel_of_the_wheel_give_the_known_bytes_in_pyodide(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel as pyodide-build makes it."""
     if not NPM.is_dir():
         pytest.skip("the npm package pyodide is not there: `make pyodide` fetches it")
+    made: Path = builder("referee").build(tmp_path_factory.mktemp("referee"))
+    return made
+
+
+@pytest.mark.parametrize("by", ["build.py", "pyodide-build"])
+def test_codec_and_kernel_of_the_wheel_give_the_known_bytes_in_pyodide(
+    folder: Path, judged: Path, by: str
+) -> None:
     done = subprocess.run(
-        [node(), ROOM / "parity.mjs", NPM, wheel(), SCRIPT, folder],
+        [node(), ROOM / "parity.mjs", NPM, judged if by == "pyodide-build" else wheel(), SCRIPT, folder],
         capture_output=True,
         text=True,
         check=False,
@@ -176,6 +186,16 @@ def test_the_wheel_is_one_and_the_same_wherever_it_is_built(tmp_path: Path) -> N
         assert archive.testzip() is None
         rows = archive.read("expertswarm_verify-0.1.0.dist-info/RECORD").decode().split()
         assert {row.split(",")[0] for row in rows} == set(archive.namelist())
+
+
+def test_the_wheel_is_what_pyodide_build_makes_of_the_same_sources(judged: Path) -> None:
+    """Above all the platform tag, which build.py states: that of the Pyodide which is here."""
+    assert wheel().name == judged.name
+    with zipfile.ZipFile(wheel()) as one, zipfile.ZipFile(judged) as two:
+        names = [{name for name in archive.namelist() if ".dist-info/" not in name} for archive in (one, two)]
+        assert names[0] == names[1]
+        for name in names[0]:
+            assert name.endswith(".so") or one.read(name) == two.read(name), name
 
 
 def test_an_installation_carries_the_wheel() -> None:
