@@ -39,6 +39,7 @@ PROBE_TIMEOUT_S = 2.0
 WARM_KB = 100  # opens a new link's windows both ways: a prompt's piece then takes one flight, not three
 PROBE_CALLS = 1 << 63  # call ids of probes start here, the dispatcher's at 1
 LINK_MAX_BYTES = 512 << 10  # larger calls are bulk: they take the relay and leave the link to the quick ones
+REPORT_S = 1.0  # for people who ask the relay; it takes two a second
 WATCH_S = 0.05
 PATIENCE_S = 0.1
 TIMES_KEPT = 64
@@ -147,6 +148,8 @@ class LaneChooser:
         self._on_answer = on_answer
         self._on_lane = on_lane
         self._clock = clock
+        self._reported_at = -REPORT_S
+        self._report_timer: asyncio.TimerHandle | None = None
         self._peers: dict[int, _Lanes] = {}
         self._flying: dict[int, _Flying] = {}
         self._timed: dict[int, tuple[int, float]] = {}  # calls on the relay: size class, when they were sent
@@ -309,6 +312,8 @@ class LaneChooser:
         self.relayed_lost()
         if self._watch is not None:
             self._watch.cancel()
+        if self._report_timer is not None:
+            self._report_timer.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -541,8 +546,17 @@ class LaneChooser:
             self._probes.pop(call_id, None)
 
     def _report(self) -> None:
-        """Tell the relay which lanes are used: for people who ask it."""
-        now = self._clock()
+        """Tell the relay which lanes are used, now or, after a report, when the next one may leave."""
+        if self._report_timer is None:
+            wait_s = max(0.0, self._reported_at + REPORT_S - self._clock())
+            if wait_s == 0.0:
+                self._report_now()
+            else:
+                self._report_timer = asyncio.get_running_loop().call_later(wait_s, self._report_now)
+
+    def _report_now(self) -> None:
+        self._report_timer = None
+        self._reported_at = now = self._clock()
         paths = []
         for peer, lanes in self._peers.items():
             book = lanes.book

@@ -31,6 +31,8 @@ MESSAGES: dict[FrameType, tuple[float, float]] = {
     _T.SEAL_HELLO: (2, 30),
     _T.SEAL_ANSWER: (100, 10_000),  # a backbone greets all its nodes
 }
+# What a backbone may: it talks to all its nodes, and to all at once when a relay is back.
+OF_BACKBONES: dict[FrameType, tuple[float, float]] = MESSAGES | {_T.SIGNAL: (100, 10_000)}
 UNASKED = (2.0, 64.0)  # answers nobody asked for; a long one counts for several
 UNASKED_UNIT_BYTES = 64 << 10
 ANSWER_FACTOR = 16  # an answer is at most so many times as long as its call: eight bytes where that has one
@@ -57,7 +59,7 @@ class Allowance:
 
     def message(self, kind: FrameType, now: float) -> str | None:
         """Count a message it sends by itself; give what is wrong, in words, or None."""
-        rate = MESSAGES.get(kind)
+        rate = (OF_BACKBONES if self.is_backbone else MESSAGES).get(kind)
         if rate is None:
             return None
         bucket = self._messages.get(kind)

@@ -4,11 +4,12 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from backbone.lanes.chooser import WARM_KB, Attempt, LaneChooser
+from backbone.lanes.chooser import REPORT_S, WARM_KB, Attempt, LaneChooser
 from backbone.lanes.link import Link
+from relay.forwarding.rates import MESSAGES
 from relay.nat.paths import PathPolicy
 from relay.wire.calls import Probe
-from relay.wire.frames import HEADER_BYTES
+from relay.wire.frames import HEADER_BYTES, FrameType
 from relay.wire.messages import Dispatch, PathReport, PeerNode, Peers, Signal
 from relay.wire.session import EchoReceived, PartialReceived
 from tests.fakes.peers import PARTIAL, dispatch
@@ -122,4 +123,22 @@ async def test_calls_leave_a_lane_on_which_they_got_slower_than_on_the_relay() -
     assert swarm.chooser.lane_of(7) == "relayed"
     assert "calls were slower on the direct lane" in swarm.chooser.describe(7)["why"]
     assert swarm.reports[-1].paths[0].lane == "relayed", "the relay is told"
+    await swarm.chooser.close()
+
+
+async def test_reports_leave_no_faster_than_the_relay_takes_them() -> None:
+    """However often lists and lanes change; the last word is told, too."""
+    rate, _ = MESSAGES[FrameType.PATH_REPORT]
+    assert rate >= 1 / REPORT_S
+    swarm = Swarm()
+    await swarm.joined()
+    swarm.now += REPORT_S
+    swarm.reports.clear()
+    for _ in range(50):
+        swarm.chooser.peers_changed(Peers((NODE,)))
+    assert len(swarm.reports) <= 1
+    swarm.reports.clear()
+    async with asyncio.timeout(5):
+        while not swarm.reports:
+            await asyncio.sleep(0.01)
     await swarm.chooser.close()

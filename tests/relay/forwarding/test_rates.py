@@ -23,6 +23,14 @@ def test_node_that_loads_slices_or_hides_its_tab_is_never_refused() -> None:
         assert node.message(FrameType.PAUSE, float(second)) is None
 
 
+def test_backbone_that_greets_all_its_nodes_at_once_is_not_refused() -> None:
+    backbone, node = Allowance(is_backbone=True, now=0.0), Allowance(is_backbone=False, now=0.0)
+    for _ in range(1000):
+        for kind in (FrameType.SEAL_ANSWER, FrameType.SIGNAL, FrameType.SIGNAL):
+            assert backbone.message(kind, 0.0) is None
+    assert any(node.message(FrameType.SIGNAL, 0.0) for _ in range(1000))
+
+
 def test_flood_of_one_kind_is_refused_by_name_and_costs_no_other_kind() -> None:
     node = Allowance(is_backbone=False, now=0.0)
     refusals = [node.message(FrameType.PAUSE, 0.0) for _ in range(40)]
