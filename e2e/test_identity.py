@@ -177,5 +177,6 @@ async def test_a_misbehaving_node_costs_retries_and_no_bit(
         assert found[0].logits.tobytes() == reference[0].logits[:4].tobytes()
         assert s.liars[0].lies > 0
         tally = s.backbone.dispatcher.tally
-        assert (tally.retries > 0) == (vice is not Vice.TWICE)
+        # Who answers everything twice floods: the relay may end its session, and that costs retries as well.
+        assert tally.retries > 0 or vice is Vice.TWICE
         assert tally.failed_calls == 0

@@ -179,9 +179,11 @@ async def test_tab_that_crashes_while_loading_lends_less_next_time(
     await tab.until_text("#facts", "could not be loaded")
     assert "503" not in await tab.text("#facts"), "numbers are for machines"
     await tab.crash()
-    again = await Tab.open(context, relay.url)
-    assert (await relay.hear(messages.Offer)).memory_bytes == 256_000_000
+    again = await Tab.open(context, relay.url, auto=False)
+    await again.wait_for(ready="true")
     assert "lack of memory" in await again.text("#notice")
+    await again.start()
+    assert (await relay.hear(messages.Offer)).memory_bytes == 256_000_000
 
 
 async def test_page_on_a_plain_http_address_contributes_and_says_what_is_missing(browser: Browser) -> None:
