@@ -89,6 +89,8 @@ def _add_swarm_options(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--tls-cert", type=values.path, metavar="PEM",
                        help="certificate of --listen; headless nodes pin it")  # fmt: skip
     serve.add_argument("--tls-key", type=values.path, metavar="PEM")
+    serve.add_argument("--dial", choices=("proved", "any"), default="proved",
+                       help="where nodes that listen are dialled: where the relay saw them")  # fmt: skip
     serve.add_argument("--no-links", action="store_true", help="let all calls go through the relay")
     serve.add_argument("--require-sealed", action="store_true",
                        help="do not ask nodes whose frames the relay could read")  # fmt: skip
@@ -151,6 +153,7 @@ def config_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Confi
             raise ConfigError(f"{option} {folder}: {why}; choose another folder")
     return Config(
         listen=ListenAt.of(args.listen, args.public_url, args.tls_cert, args.tls_key),
+        dial=args.dial,
         links=not args.no_links,
         key_file=_key_file(args, environment),
         seal=not args.no_seal,

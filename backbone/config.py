@@ -27,6 +27,7 @@ class Config:
     this machine would do as quickly. hedge: ask a second holder as soon as the first is later than usual.
     allow_inexact: also ask nodes that compute within a tolerance only. listen: where nodes may reach this
     backbone directly. links: whether calls may leave the relayed lane. paths: when they do.
+    dial: which nodes that listen are dialled, those that are where the relay saw them or any.
     key_file: this backbone's key, None: a fresh one. seal: whether frames through the relay are sealed.
     require_sealed: leave out nodes that cannot.
     prompt_cache_bytes, engine_memory_bytes: what llama.cpp may keep of earlier prompts, and take altogether
@@ -57,6 +58,7 @@ class Config:
     call_timeout_s: float = 120.0
     record: Path | None = None
     listen: ListenAt | None = None
+    dial: Literal["proved", "any"] = "proved"
     links: bool = True
     key_file: Path | None = None
     seal: bool = True

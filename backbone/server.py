@@ -278,7 +278,7 @@ class Backbone:
             listener = LinkListener(config.listen, make_link)
             await listener.open()
             self._stack.callback(listener.close)
-        openers[DIRECT] = DirectOpener(relay_url, listener, config.seal)
+        openers[DIRECT] = DirectOpener(relay_url, listener, config.seal, config.dial == "any")
         openers[WEBRTC] = webrtc = WebRtcOpener(lambda: relayed.stun)
         self._on_welcome = webrtc.prepare
         self._stack.callback(webrtc.close)

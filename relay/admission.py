@@ -43,6 +43,15 @@ def address_of(peer: str, headers: Mapping[str, str]) -> str:
     return said.rpartition(",")[2].strip() or peer
 
 
+def ip_of(address: str) -> str | None:
+    """Give the IP address of who is at `address`, IPv4 as such; None where it is not known."""
+    try:
+        ip = ip_address(address.partition("%")[0])
+    except ValueError:
+        return None
+    return str(getattr(ip, "ipv4_mapped", None) or ip)
+
+
 class Blocks:
     """The sessions of each block."""
 

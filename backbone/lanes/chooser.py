@@ -38,6 +38,7 @@ OPEN_TIMEOUT_S = 10.0  # a punch that takes longer is not coming (evidence: 0.1 
 PROBE_TIMEOUT_S = 2.0
 WARM_KB = 100  # opens a new link's windows both ways: a prompt's piece then takes one flight, not three
 PROBE_CALLS = 1 << 63  # call ids of probes start here, the dispatcher's at 1
+NOT_REACHED = "not reached"  # all that others hear of an address somebody announced: nobody scans ports by us
 LINK_MAX_BYTES = 512 << 10  # larger calls are bulk: they take the relay and leave the link to the quick ones
 REPORT_S = 1.0  # for people who ask the relay; it takes two a second
 WATCH_S = 0.05
@@ -69,7 +70,8 @@ class Attempt:
     """
     One try to open a link. `link` is made by `make_link` when this end opens, else by whoever accepts.
 
-    signalled: hears what the node says about it. `close` is called when the attempt or its link is over.
+    coarse: why it could not be opened is for our log alone. signalled: hears what the node says about it.
+    `close` is called when the attempt or its link is over.
     """
 
     lane: str
@@ -83,6 +85,8 @@ class Attempt:
     close: Callable[[], None] = lambda: None
     link: Link | None = None
     timer: asyncio.TimerHandle | None = None
+    coarse: bool = False
+    proved: bool = False  # its link was ready
 
 
 class Opener(Protocol):
@@ -266,7 +270,7 @@ class LaneChooser:
         lanes, attempt = found
         if attempt.timer is not None:
             attempt.timer.cancel()
-        attempt.link = link
+        attempt.link, attempt.proved = link, True
         log.info("%s: a %s link is open", lanes.node.name, attempt.lane)
         self._start(self._warm(lanes, attempt))
 
@@ -421,6 +425,8 @@ class LaneChooser:
         if attempt.link is not None:
             attempt.link.close(CloseCode.GOING_AWAY, "this link is over")
         log.info("%s: %s lane: %s", lanes.node.name, attempt.lane, why)
+        if attempt.coarse and not attempt.proved:
+            why = NOT_REACHED
         lanes.book.lost(attempt.lane, why, self._clock())
         self._choose(lanes)
         for call_id, flying in list(self._flying.items()):

@@ -2,12 +2,13 @@
 The direct lane: a plain WebSocket between node and backbone, for those who can be reached.
 
 Either end may listen. A certificate is trusted by its fingerprint, which travelled through the relay, or by
-the system's authorities. What a node announces is not dialled blindly: see `refusal`.
+the system's authorities. What others announce is not dialled blindly: see `Bounds`.
 """
 
 import asyncio
 import hashlib
 import ipaddress
+import logging
 import socket
 import ssl
 from collections.abc import Callable
@@ -26,7 +27,10 @@ from relay.program.ports import cannot_listen
 from relay.wire.frames import MAX_MESSAGE_BYTES
 from relay.wire.link import LINK_PATH
 
+log = logging.getLogger(__name__)
+
 BACKLOG = 1024
+THIS_NETWORK = ipaddress.ip_network("0.0.0.0/8")  # RFC 791: on many systems this machine
 SHARED = ipaddress.ip_network("100.64.0.0/10")  # RFC 6598: behind a provider's NAT, a cloud's own services
 MAX_STRANGERS = 64  # sockets that have not proved to know a key
 
@@ -75,6 +79,13 @@ class ListenAt:
         host, port = address
         if public_url is None and host in ("0.0.0.0", "::"):
             raise ConfigError(f"--listen {host}:{port} is no address others can use: add --public-url")
+        if public_url is not None:
+            try:
+                link_url(public_url)
+            except ValueError as exc:
+                raise ConfigError(
+                    f"--public-url {public_url}: only wss://HOST:PORT, links have one path"
+                ) from exc
         if certificate is None and key is not None:
             raise ConfigError("--tls-key is of use with --tls-cert only, which is not given")
         if certificate is not None:
@@ -115,27 +126,44 @@ def link_url(url: str) -> str:
     """
     parts = urlsplit(url)
     scheme = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}.get(parts.scheme)
-    if scheme is None or not parts.hostname or parts.username or parts.query or parts.fragment:
+    odd = parts.username is not None or parts.password is not None or parts.query or parts.fragment
+    if scheme is None or not parts.hostname or odd or parts.path not in ("", "/", LINK_PATH):
         raise ValueError(f"{url[:80]!r} is no URL to dial")
-    return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}{LINK_PATH}"
+    return f"{scheme}://{parts.netloc}{LINK_PATH}"
 
 
-def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def plain_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Read an address; one of IPv4 that is written as IPv6 is what it leads to."""
     found = ipaddress.ip_address(address)
     return getattr(found, "ipv4_mapped", None) or found
 
 
+def no_peer(address: str) -> str | None:
+    """Say why no peer of ours can have this address, whatever anybody allows, or None."""
+    ours = plain_address(address)
+    if ours.is_loopback:  # ::1 counts as reserved, too
+        return None
+    if (
+        ours.is_unspecified
+        or ours in THIS_NETWORK
+        or ours.is_multicast
+        or ours.is_link_local
+        or ours.is_reserved
+    ):
+        return f"{address} is no address of a peer"
+    return None
+
+
 def refusal(address: str, relay_address: str) -> str | None:
     """
-    Say why an address that a node announced is not dialled, or None.
+    Say why an address that a peer announced is not dialled, or None.
 
-    Nodes are strangers: none may make a backbone talk to its own machine, to its local network or to a
-    cloud's metadata service, unless the swarm itself lives there, as the relay's address shows.
+    Peers are strangers: none may make us talk to our own machine, to our local network or to a cloud's
+    metadata service, unless the swarm itself lives there, as the relay's address shows.
     """
-    ours, relay = _plain(address), _plain(relay_address)
-    if ours.is_unspecified or ours.is_multicast or ours.is_link_local or ours.is_reserved:
-        return f"{address} is no address of a node"
+    ours, relay = plain_address(address), plain_address(relay_address)
+    if (why := no_peer(address)) is not None:
+        return why
     if ours.is_loopback and not relay.is_loopback:
         return f"{address} is this machine"
     if ours in SHARED and relay not in SHARED:
@@ -145,16 +173,48 @@ def refusal(address: str, relay_address: str) -> str | None:
     return None
 
 
-async def dial(url: str, link: Link, fingerprint: str | None, relay_url: str | None) -> None:
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """
+    What may be dialled for somebody who announces a URL through the relay at `relay_url`.
+
+    proved: only where the relay saw that peer come from, `seen`. trusted: the operator vouches for all peers.
+    """
+
+    relay_url: str
+    seen: str | None = None
+    proved: bool = False
+    trusted: bool = False
+
+    def refusal(self, address: str, relay_address: str) -> str | None:
+        """Say why this address is not dialled, or None."""
+        if self.trusted:
+            return no_peer(address)
+        if self.proved and not self._proved(address, relay_address):
+            return f"{address} is not where the relay saw that node ({self.seen})"
+        return refusal(address, relay_address)
+
+    def _proved(self, address: str, relay_address: str) -> bool:
+        """Whether it is where the peer was seen. Who was seen on loopback is on the relay's machine."""
+        if self.seen is None:
+            return False
+        ours, relay, seen = plain_address(address), plain_address(relay_address), plain_address(self.seen)
+        if not seen.is_loopback:
+            return ours == seen
+        return ours == relay or (relay.is_loopback and ours.is_private)
+
+
+async def dial(url: str, link: Link, fingerprint: str | None, bounds: Bounds | None) -> None:
     """
     Open a WebSocket for a link; the link learns of success and failure.
 
-    relay_url: given when the URL came from a node, see `refusal`.
+    bounds: None for a URL that we know ourselves.
     """
     try:
         target = link_url(url)
-        host = None if relay_url is None else await _allowed(target, relay_url)
+        host = None if bounds is None else await _allowed(target, bounds)
     except (ValueError, OSError) as exc:
+        log.info("%.80s is not dialled: %s", url, exc)
         link.ended(0, str(exc))
         return
     made = ClientSocket(target, link.opened, link.received, link.ended, host=host, fingerprint=fingerprint)
@@ -162,17 +222,19 @@ async def dial(url: str, link: Link, fingerprint: str | None, relay_url: str | N
     made.open()
 
 
-async def _allowed(target: str, relay_url: str) -> str:
-    """Resolve the host once, and give the address to dial if it may be dialled."""
+async def _allowed(target: str, bounds: Bounds) -> str:
+    """Resolve the host once, and give the first of its addresses that may be dialled."""
     loop = asyncio.get_running_loop()
-    ours, relay = urlsplit(target), urlsplit(relay_url)
+    ours, relay = urlsplit(target), urlsplit(bounds.relay_url)
     found = await loop.getaddrinfo(ours.hostname, ours.port or 443, type=socket.SOCK_STREAM)
     relays = await loop.getaddrinfo(relay.hostname, relay.port or 443, type=socket.SOCK_STREAM)
-    address = str(found[0][4][0])
-    why = refusal(address, str(relays[0][4][0]))
-    if why is not None:
-        raise ValueError(why)
-    return address
+    why = None
+    for address in dict.fromkeys(str(at[4][0]) for at in found):
+        refused = bounds.refusal(address, str(relays[0][4][0]))
+        if refused is None:
+            return address
+        why = why or refused
+    raise ValueError(why or f"{ours.hostname} has no address")
 
 
 class AcceptedSocket(ClientSocket):
@@ -195,7 +257,7 @@ class AcceptedSocket(ClientSocket):
     def _other_event(self, event: object) -> None:
         if not isinstance(event, Request):
             return
-        if urlsplit(event.path).path.endswith(LINK_PATH):
+        if urlsplit(event.path).path == LINK_PATH:
             self._server.send_response(self._server.accept(event))
         else:
             self._server.send_response(self._server.reject(404, "links only\n"))

@@ -5,7 +5,7 @@ import logging
 from dataclasses import replace
 
 from backbone.lanes.chooser import Attempt
-from backbone.lanes.direct import LinkListener, dial
+from backbone.lanes.direct import Bounds, LinkListener, dial
 from relay.wire.messages import PeerNode, Signal
 
 log = logging.getLogger(__name__)
@@ -15,15 +15,19 @@ DIRECT = "direct"
 
 class DirectOpener:
     """
-    `listener` is the backbone's own, None when it does not listen; `relay_url` bounds what is dialled.
+    `listener` is the backbone's own, None when it does not listen; `relay_url` bounds what is dialled, to
+    where the relay saw a node come from unless `dial_any`.
 
     seals: whether we seal. Calls to nodes that do so, too, are sealed on links without TLS.
     """
 
-    def __init__(self, relay_url: str, listener: LinkListener | None, seals: bool = False) -> None:
+    def __init__(
+        self, relay_url: str, listener: LinkListener | None, seals: bool = False, dial_any: bool = False
+    ) -> None:
         self._relay_url = relay_url
         self._listener = listener
         self._seals = seals
+        self._dial_any = dial_any
 
     def offers(self, node: PeerNode) -> bool:
         return DIRECT in node.lanes and (node.listen is not None or self._listener is not None)
@@ -51,7 +55,7 @@ class DirectOpener:
         def close() -> None:
             said.cancel()
 
-        attempt.signalled, attempt.close = signalled, close
+        attempt.signalled, attempt.close, attempt.coarse = signalled, close, True
         attempt.signal("expect", data)
         try:
             signal = await said
@@ -61,4 +65,5 @@ class DirectOpener:
             raise
         link = attempt.make_link()
         link.session.known = attempt.known
-        await dial(listen, link, signal.data.get("fingerprint"), self._relay_url)
+        bounds = Bounds(self._relay_url, attempt.node.seen, proved=True, trusted=self._dial_any)
+        await dial(listen, link, signal.data.get("fingerprint"), bounds)

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from backbone.lanes.chooser import Attempt
+from backbone.lanes.ice import Candidates
 from backbone.lanes.link import Link
 from backbone.lanes.nat import NatWatch
 from relay.wire.errors import RemoteProtocolError
@@ -80,18 +81,6 @@ def native() -> ModuleType | None:
     return _core
 
 
-def usable(candidate: str) -> bool:
-    """Tell whether a candidate is of use here: names under .local cost a wait and lead nowhere."""
-    fields = candidate.split()
-    return len(fields) < 5 or not fields[4].endswith(".local")
-
-
-def without_local(sdp: str) -> str:
-    """Take the candidates that are of no use out of a session description."""
-    lines = sdp.splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("a=candidate:") or usable(line))
-
-
 class RtcEnd:
     """One end of a data channel that carries a link; the link's transport. `close` ends it all."""
 
@@ -112,6 +101,7 @@ class RtcEnd:
         self._open = False
         self._over = False
         self._remote_set = False
+        self._candidates = Candidates()  # of the other end
         self._early: list[tuple[str, str]] = []
         self._pc = core.PeerConnection(ice_servers=[f"stun:{stun}"] if stun else [])
         self._pc.set_on_local_description(self._here(self._described))
@@ -141,7 +131,7 @@ class RtcEnd:
 
     def candidate(self, candidate: str, mid: str) -> None:
         """Take a candidate of the other end."""
-        if self._over or not usable(candidate):
+        if self._over or not self._candidates.take(candidate):
             return
         if self._remote_set:
             self._later(self._pc.add_remote_candidate, candidate, mid)
@@ -212,7 +202,9 @@ class RtcEnd:
 
     async def _remote(self, sdp: str, kind: str) -> None:
         try:
-            await self._loop.run_in_executor(None, self._pc.set_remote_description, without_local(sdp), kind)
+            await self._loop.run_in_executor(
+                None, self._pc.set_remote_description, self._candidates.of(sdp), kind
+            )
         except Exception as exc:
             self._ended(f"the {kind} cannot be read: {exc}")
             return

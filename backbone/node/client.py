@@ -129,7 +129,7 @@ class NodeClient:
         self._host = ExpertHost(kernel, config.relay_url, config.threads, self._tell, disk)
         self._on_change = on_change
         self._work: dict[int, LayerWork] = {}
-        self._links = NodeLinks(self._link_event, self._send_signal, config.listen)
+        self._links = NodeLinks(self._link_event, self._send_signal, config.relay_url, config.listen)
         self._ways: dict[tuple[int, int], Link] = {}  # calls that came on a link -> where their answer goes
         self._socket: ClientSocket | None = None
         self._session: session.NodeSession | None = None

@@ -8,7 +8,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 
-from backbone.lanes.direct import LinkListener, ListenAt, dial
+from backbone.lanes.chooser import NOT_REACHED
+from backbone.lanes.direct import Bounds, LinkListener, ListenAt, dial
 from backbone.lanes.link import Link, accepting_session, opening_session
 from backbone.lanes.nat import NatWatch
 from backbone.lanes.webrtc import WEBRTC, RtcEnd, native
@@ -32,17 +33,19 @@ class NodeLinks:
     All links of one node.
 
     on_event(link, event): a call, a cancel or a probe came. send_signal(peer, epoch, signal): say it through
-    the relay.
+    the relay. relay_url: what bounds where we dial.
     """
 
     def __init__(
         self,
         on_event: Callable[[Link, LinkEvent], None],
         send_signal: SendSignal,
+        relay_url: str,
         listen: ListenAt | None = None,
     ) -> None:
         self._on_event = on_event
         self._send_signal = send_signal
+        self._bounds = Bounds(relay_url)
         self._listener = None if listen is None else LinkListener(listen, self._accepted)
         self._expected: dict[str, LinkKey] = {}
         self._links: set[Link] = set()
@@ -104,13 +107,13 @@ class NodeLinks:
 
                 def failed(link: Link, why: str) -> None:
                     if not link.ready:
-                        say("failed", {"reason": why[:200]})
+                        say("failed", {"reason": NOT_REACHED})
                     self._closed(link, why)
 
                 session = opening_session("node", signal.link, known)
                 link = Link(session, self._made, self._on_event, failed)
                 self._links.add(link)
-                self._start(dial(data.get("url", ""), link, data.get("fingerprint"), None))
+                self._start(dial(data.get("url", ""), link, data.get("fingerprint"), self._bounds))
             case "offer" if native() is not None and self._room_for(signal.link):
                 early = self._early[signal.link] = []
                 self._start(self._answer(signal, known, say, early))

@@ -10,6 +10,8 @@ import { HEADER_BYTES, isSealable } from './wire/frames.js';
 import { LinkSession, unhex } from './wire/link.js';
 import { linkSeal, SealBook } from './wire/seal.js';
 
+/** All that others hear of an address somebody announced: nobody scans ports by us. */
+const NOT_REACHED = 'not reached';
 const MAX_LINKS = 8; // a backbone has one per lane
 const KEY = /^[0-9a-f]{64}$/;
 
@@ -83,7 +85,8 @@ export class NodeLinks {
         this.open(id, known, false, say, (handlers) => webrtc(offer, handlers, say));
       } else throw new Error(`${kind} is not possible here`);
     } catch (error) {
-      say('failed', { reason: messageOf(error).slice(0, 200) });
+      const why = kind === 'dial' && direct !== undefined ? NOT_REACHED : messageOf(error);
+      say('failed', { reason: why.slice(0, 200) });
     }
   }
 
@@ -126,7 +129,7 @@ export class NodeLinks {
         passage.incoming(typeof data === 'string' ? data : spokenBy(known.peer, new Uint8Array(data)));
       },
       onClosed: (_, reason) => {
-        if (!session.ready) say('failed', { reason: (reason || 'it could not be opened').slice(0, 200) });
+        if (!session.ready) say('failed', { reason: opens ? NOT_REACHED : (reason || 'it could not be opened').slice(0, 200) });
         session.receiveClose(reason);
         this.pump(link);
       },

@@ -58,7 +58,7 @@ async function start({ page, pinned, memoryBytes, name, identity, power, workers
     connect: relayConnector(page),
     seal: await sealPolicy(pinned),
     ways: {
-      direct: (url, handlers) => new WebSocketTransport(linkUrl(url), handlers, 'direct'),
+      direct: (url, handlers) => new WebSocketTransport(linkUrl(url, new URL(page).hostname), handlers, 'direct'),
       ...(rtc ? { webrtc: openChannel } : {}),
     },
     loadKernel: async (onLost) => {

@@ -6,7 +6,6 @@ import { test } from 'node:test';
 
 import { NodeLinks } from '../src/links.js';
 import { LOW_BYTES, MAX_BUFFERED_BYTES, MAX_WAITING_BYTES, Outlet, PACKET_BYTES } from '../src/transports/webrtc.js';
-import { linkUrl } from '../src/transports/websocket.js';
 import { FrameTooLarge } from '../src/wire/errors.js';
 import { decodeFrame, encodeFrame, FrameType } from '../src/wire/frames.js';
 import { BEAT_S, hmac, LinkSession, unhex } from '../src/wire/link.js';
@@ -194,10 +193,4 @@ test('a dialled link answers a probe through its own transport', () => {
   assert.deepEqual([links.bytesSent, links.bytesReceived], [700, 900], 'and after it ended, once');
   links.closeAll('over again');
   assert.deepEqual([links.bytesSent, links.bytesReceived], [700, 900]);
-});
-
-test('announced URLs become those to dial', () => {
-  assert.equal(linkUrl('ws://192.0.2.1:9000'), 'ws://192.0.2.1:9000/v1/link');
-  assert.equal(linkUrl('https://box.example/swarm/'), 'wss://box.example/swarm/v1/link');
-  assert.throws(() => linkUrl('nonsense'));
 });

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from relay import __version__
-from relay.admission import Blocks, Waiting, block_of
+from relay.admission import Blocks, Waiting, block_of, ip_of
 from relay.config import Config
 from relay.door import Places
 from relay.forwarding.connection import Connection
@@ -238,7 +238,7 @@ class Hub:
             case Offer():
                 self._waiting.remove(handle)
                 self._away.pop(self._id(connection), None)  # it takes its place
-                self.pool.offer(handle, self._id(connection), event)
+                self.pool.offer(handle, self._id(connection), event, ip_of(connection.address))
             case SliceReady():
                 self.pool.slices_ready(handle, event, monotonic())
             case Pause(paused):

@@ -110,6 +110,7 @@ class NodeRecord:
     refused: frozenset[int] = frozenset()  # units it said it will not load, and why
     why: str = ""
     loading: Loading = field(default_factory=Loading)
+    seen: str | None = None  # its IP address, as the relay saw it
     paused_at: float = 0.0  # when, if it is
     set_aside: bool = False  # it was paused for so long that what it holds counts for nothing
     # Its entry in Peers, and what that was made of.

@@ -129,11 +129,12 @@ class Pool:
 
     # -- what happened
 
-    def offer(self, handle: int, node_id: str, offer: Offer) -> None:
-        """A node said what it gives, for the first time or again."""
+    def offer(self, handle: int, node_id: str, offer: Offer, seen: str | None = None) -> None:
+        """A node said what it gives, for the first time or again. seen: its address."""
         node = self.nodes.get(handle)
         if node is None:
-            made = self.nodes[handle] = NodeRecord(handle, node_id, offer, frozenset(offer.inventory))
+            made = NodeRecord(handle, node_id, offer, frozenset(offer.inventory), seen=seen)
+            self.nodes[handle] = made
             if (back := self.away.pop(node_id, None)) is not None:
                 made.former, made.desired, made.loading = back.former, back.desired, back.loading
         else:
@@ -391,6 +392,7 @@ class Pool:
             lanes=node.offer.lanes,
             listen=node.offer.listen,
             seal=node.offer.seal,
+            seen=None if node.offer.listen is None else node.seen,
         )
 
     def _unpair(self, handles: Iterable[int]) -> None:

@@ -8,6 +8,7 @@ naming frame and key for anything that is not exactly such a message. See PROTOC
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
+from ipaddress import ip_address
 from typing import Any, ClassVar, Literal, Self
 
 from relay.wire.calls import Dispatch, Partial
@@ -64,6 +65,7 @@ MAX_INVENTORY = 16_384  # a whole model of most families; who holds more leaves 
 MAX_NODES = 100_000
 MAX_SECONDS = 86_400.0
 MAX_URL_CHARS = 300
+MAX_ADDRESS_CHARS = 45  # IPv6 at its longest
 MAX_LANES = 8
 MAX_WHY_CHARS = 300
 MAX_SIGNAL_VALUES = 8
@@ -390,6 +392,7 @@ class PeerNode:
     lanes: tuple[str, ...] = ()  # as in its Offer
     listen: str | None = None
     seal: str | None = None
+    seen: str | None = None  # where the relay saw it come from, if it listens
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
@@ -405,6 +408,7 @@ class PeerNode:
             lanes=_read_lanes(fields),
             listen=fields.text("listen", MAX_URL_CHARS) if fields.has("listen") else None,
             seal=_read_seal(fields),
+            seen=_read_address(fields, "seen"),
         )
 
     def to_json(self) -> JsonObject:
@@ -417,7 +421,7 @@ class PeerNode:
             "epoch": self.epoch,
             "path": self.path,
             "experts": _write_experts(self.experts),
-        } | _given(lanes=list(self.lanes), listen=self.listen, seal=self.seal)
+        } | _given(lanes=list(self.lanes), listen=self.listen, seal=self.seal, seen=self.seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -755,6 +759,24 @@ CONTROL_MESSAGES: dict[FrameType, Any] = {
 def _given(**optional: object) -> JsonObject:
     """Keep what says something: a key that came later is left out where it has nothing to say."""
     return {key: value for key, value in optional.items() if value}
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return text.isascii() and "%" not in text
+
+
+def _read_address(fields: Fields, key: str) -> str | None:
+    """Read an IP address; None where there is none."""
+    if not fields.has(key):
+        return None
+    value = fields.text(key, MAX_ADDRESS_CHARS)
+    if not _is_address(value):
+        fields.fail(key, "an IP address")
+    return value
 
 
 def _read_seal(fields: Fields) -> str | None:

@@ -106,6 +106,7 @@ CONTROL: list[tuple[str, Any]] = [
                     {3: (0, 1)},
                     lanes=("direct", "webrtc"),
                     listen="ws://192.0.2.7:9000",
+                    seen="192.0.2.7",
                 ),
             )
         ),

@@ -9,6 +9,7 @@
 
 import { Assembler, SendQueue } from '../wire/pieces.js';
 import { Reassembler } from '../wire/stream.js';
+import { Candidates } from './candidates.js';
 
 export const PACKET_BYTES = 4096;
 export const MAX_BUFFERED_BYTES = 2 ** 18; // what the channel holds, nothing can overtake any more
@@ -127,20 +128,21 @@ export class RtcHost {
       if (channel.readyState === 'open') port.postMessage({ type: 'open' });
       else channel.onopen = () => port.postMessage({ type: 'open' });
     };
+    const candidates = new Candidates();
     /** @type {RTCIceCandidateInit[]} */
     const early = [];
     let described = false;
     port.onmessage = ({ data }) => {
       if (data instanceof ArrayBuffer) outlet?.send(new Uint8Array(data));
       else if (data.type === 'close') end('closed here');
-      else if (data.type === 'candidate') {
+      else if (data.type === 'candidate' && candidates.take(data.candidate)) {
         const candidate = { candidate: data.candidate, sdpMid: data.mid };
         if (described) connection.addIceCandidate(candidate).catch(() => undefined);
         else early.push(candidate);
       }
     };
     try {
-      await connection.setRemoteDescription({ type: 'offer', sdp });
+      await connection.setRemoteDescription({ type: 'offer', sdp: candidates.of(sdp) });
       described = true;
       for (const candidate of early) connection.addIceCandidate(candidate).catch(() => undefined);
       await connection.setLocalDescription();

@@ -5,6 +5,7 @@
 
 import { RemoteProtocolError } from '../wire/errors.js';
 import { Assembler, SendQueue } from '../wire/pieces.js';
+import { reachOf } from './candidates.js';
 
 export const OPEN_TIMEOUT_MS = 10_000;
 export const MAX_UNSENT_BYTES = 64 * 2 ** 20; // replies the relay has not read; beyond this it is not reading at all
@@ -125,12 +126,22 @@ export class WebSocketTransport {
   }
 }
 
-/** The URL to dial of one that was announced. @param {string} announced @returns {string} */
-export function linkUrl(announced) {
+/**
+ * The URL to dial of one that was announced. Mirrors `link_url` and `refusal` in `backbone/lanes/direct.py`, for what
+ * a page can see: it cannot look names up.
+ * @param {string} announced
+ * @param {string} relayHost
+ * @returns {string}
+ */
+export function linkUrl(announced, relayHost) {
   const url = new URL(announced);
-  url.protocol = { 'http:': 'ws:', 'https:': 'wss:' }[url.protocol] ?? url.protocol;
-  url.pathname = `${url.pathname.replace(/\/$/, '')}/v1/link`;
-  return url.href;
+  const scheme = { 'http:': 'ws:', 'https:': 'wss:', 'ws:': 'ws:', 'wss:': 'wss:' }[url.protocol];
+  const odd = url.username || url.password || url.search || url.hash || !['/', '/v1/link'].includes(url.pathname);
+  if (scheme === undefined || odd) throw new Error('this is no URL to dial');
+  const [there, relay] = [reachOf(url.hostname), reachOf(relayHost)];
+  const fits = there === 'public' || there === relay || (there === 'private' && relay === 'loopback');
+  if (there === 'none' || !fits) throw new Error('this address is not dialled');
+  return `${scheme}//${url.host}/v1/link`;
 }
 
 /**

@@ -71,7 +71,7 @@ const FAILURE_PHASES = /** @type {const} */ (['queue', 'send', 'compute', 'retur
  * @typedef {{type: 'SliceReady', epoch: number, experts: Experts, refused?: Experts, why?: string}} SliceReady  refused: what it will
  *   not load before it offers itself anew, and why
  * @typedef {{peer: number, nodeId: string, name: string, kernel: string, gbPerS: number, epoch: number, path: string,
- *   experts: Experts, lanes?: string[], listen?: string, seal?: string}} PeerNode
+ *   experts: Experts, lanes?: string[], listen?: string, seal?: string, seen?: string}} PeerNode
  * @typedef {{type: 'Peers', nodes: PeerNode[], change?: boolean, gone?: number[]}} Peers
  * @typedef {{type: 'SliceWanted', slice: string}} SliceWanted
  * @typedef {{type: 'Ping', t: number}} Ping
@@ -208,7 +208,7 @@ function toJson(m) {
       return { epoch: m.epoch, experts: m.experts, ...given({ refused: m.refused, why: m.why }) };
     case 'Peers':
       return {
-        nodes: m.nodes.map(({ peer, nodeId, name, kernel, gbPerS, epoch, path, experts, lanes, listen, seal }) => ({
+        nodes: m.nodes.map(({ peer, nodeId, name, kernel, gbPerS, epoch, path, experts, ...ways }) => ({
           peer,
           node_id: nodeId,
           name,
@@ -217,7 +217,7 @@ function toJson(m) {
           epoch,
           path,
           experts,
-          ...given({ lanes, listen, seal }),
+          ...given({ lanes: ways.lanes, listen: ways.listen, seal: ways.seal, seen: ways.seen }),
         })),
         ...given({ change: m.change, gone: m.gone }),
       };
@@ -334,6 +334,7 @@ const READERS = new Map([
       path: n.text('path', NAME_CHARS),
       experts: readExperts(n),
       ...readWays(n),
+      ...readSeen(n),
     })),
     ...given({
       change: f.has('change') && f.boolean('change'),
@@ -421,6 +422,14 @@ function readWays(f) {
     f.fail('lanes', `an array of ASCII strings of at most ${NAME_CHARS} characters`);
   }
   return { ...given({ lanes, listen: f.has('listen') ? f.text('listen', MAX_URL_CHARS) : undefined }), ...readSeal(f) };
+}
+
+/** @param {Fields} f @returns {{seen?: string}} */
+function readSeen(f) {
+  if (!f.has('seen')) return {};
+  const seen = f.text('seen', 45);
+  if (!/^[0-9a-fA-F:.]{2,}$/.test(seen)) f.fail('seen', 'an IP address');
+  return { seen };
 }
 
 /** @param {Fields} f @returns {{seal?: string}} */

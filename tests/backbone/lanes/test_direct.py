@@ -10,6 +10,7 @@ import pytest
 
 from backbone.experts.native import NativeKernel
 from backbone.lanes.direct import (
+    Bounds,
     LinkListener,
     ListenAt,
     dial,
@@ -216,7 +217,7 @@ async def test_stranger_without_the_key_is_refused(tmp_path: Path) -> None:
             lambda link, why: ended.set_result(why),
         )
         assert node._links.listen is not None
-        await dial(node._links.listen, stranger, None, backbone.relay_url)
+        await dial(node._links.listen, stranger, None, Bounds(backbone.relay_url))
         assert await ended == "no such link is expected here"
 
 
@@ -293,7 +294,78 @@ def test_address_a_stranger_announces_is_dialled_only_where_the_swarm_lives(
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://a/", "ws://", "http://user@a/", "ws://a/?x=1", "ws://a/#x", "file:///etc/passwd", ""]
+    ("address", "seen", "relay", "dialled"),
+    [
+        ("203.0.113.7", "203.0.113.7", "8.8.8.8", False),  # for documentation: private
+        ("9.9.9.9", "9.9.9.9", "8.8.8.8", True),
+        ("9.9.9.9", "::ffff:9.9.9.9", "8.8.8.8", True),
+        ("9.9.9.9", "9.9.9.8", "8.8.8.8", False),
+        ("9.9.9.9", None, "8.8.8.8", False),
+        ("192.168.1.5", "192.168.1.5", "192.168.1.2", True),
+        ("192.168.1.6", "192.168.1.5", "192.168.1.2", False),
+        ("127.0.0.1", "192.168.1.5", "192.168.1.2", False),
+        ("127.0.0.1", "192.168.1.5", "127.0.0.1", False),
+        ("192.168.1.2", "127.0.0.1", "192.168.1.2", True),  # the relay's own machine
+        ("192.168.1.6", "127.0.0.1", "192.168.1.2", False),
+        ("127.0.0.1", "127.0.0.1", "192.168.1.2", False),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1", True),
+        ("::1", "::1", "::1", True),
+        ("192.168.1.6", "127.0.0.1", "127.0.0.1", True),  # all on one machine
+        ("9.9.9.9", "127.0.0.1", "127.0.0.1", False),
+        ("169.254.169.254", "169.254.169.254", "192.168.1.2", False),
+    ],
+)
+def test_node_is_dialled_only_where_the_relay_saw_it(
+    address: str, seen: str | None, relay: str, dialled: bool
+) -> None:
+    bounds = Bounds("ws://relay", seen, proved=True)
+    assert (bounds.refusal(address, relay) is None) == dialled
+
+
+def test_operator_may_vouch_for_any_node_but_not_for_what_is_none() -> None:
+    bounds = Bounds("ws://relay", "9.9.9.9", proved=True, trusted=True)
+    assert bounds.refusal("10.1.2.3", "8.8.8.8") is None
+    assert bounds.refusal("169.254.169.254", "8.8.8.8") is not None
+
+
+@pytest.mark.parametrize("where", ["open port", "closed port", "elsewhere"])
+async def test_who_announces_another_machine_learns_nothing_of_it(tmp_path: Path, where: str) -> None:
+    """Loopback is what a relay on loopback allows: what listens there still does not show in any report."""
+    async with AsyncExitStack() as stack:
+        asked = []
+        server = await asyncio.start_server(lambda _, out: (asked.append(1), out.close()), "127.0.0.1", 0)
+        stack.callback(server.close)
+        port = server.sockets[0].getsockname()[1]
+        url = {
+            "open port": f"ws://127.0.0.1:{port}",
+            "closed port": "ws://127.0.0.1:1",
+            "elsewhere": "ws://9.9.9.9",
+        }
+        listens = ListenAt("127.0.0.1", 0, public_url=url[where])
+        _, backbone, _ = await stack.enter_async_context(swarm(tmp_path, listens))
+        peer = backbone.peers.nodes[0]
+        assert peer.seen == "127.0.0.1"
+        await backbone.until(
+            lambda: "direct lane" in backbone.chooser.describe(peer.peer)["why"], "a try to end"
+        )
+        assert backbone.chooser.describe(peer.peer)["why"] == "direct lane: not reached"
+        assert bool(asked) == (where == "open port")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://a/",
+        "ws://",
+        "http://user@a/",
+        "ws://a/?x=1",
+        "ws://a/#x",
+        "ws://a/admin",
+        "ws://a/v1/link/x",
+        "ws://:p@a/",
+        "file:///etc/passwd",
+        "",
+    ],
 )
 def test_url_that_is_none_to_dial_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="no URL to dial"):

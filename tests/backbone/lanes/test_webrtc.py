@@ -15,8 +15,6 @@ from backbone.lanes.webrtc import (
     RtcEnd,
     WebRtcOpener,
     native,
-    usable,
-    without_local,
 )
 from backbone.node.client import ClientConfig, NodeClient
 from relay.config import Config
@@ -98,13 +96,6 @@ async def test_offer_that_is_none_is_refused_without_harm(tmp_path: Path) -> Non
         backbone.lane.send_signal(target.peer, target.epoch, Signal("what", "ee" * 16, {"key": "ab" * 32}))
         await backbone.ask(1)
         await backbone.until(lambda: "ee" * 16 not in node._links._channels, "the attempt to be dropped")
-
-
-def test_names_under_local_are_dropped_and_nothing_else() -> None:
-    mdns = "a=candidate:1 1 UDP 2122 0b5ae3a4-92b1-4d4e-8a2f-0a8d1f9c7f11.local 51234 typ host\r\n"
-    real = "a=candidate:2 1 UDP 1685 192.0.2.7 51234 typ srflx raddr 0.0.0.0 rport 0\r\n"
-    assert not usable(mdns) and usable(real)
-    assert without_local("v=0\r\n" + mdns + real + "a=end\r\n") == "v=0\r\n" + real + "a=end\r\n"
 
 
 async def test_relay_is_kept_without_a_try_when_both_nats_are_hard(

@@ -20,7 +20,7 @@ class Flood:
         self.known = asyncio.Event()
         self.said: list[tuple[str, str]] = []
         self.made: list[str] = []
-        self.links = NodeLinks(lambda link, event: None, self.heard)
+        self.links = NodeLinks(lambda link, event: None, self.heard, "ws://127.0.0.1:1")
         monkeypatch.setattr(self.links._nat, "why_hopeless", self.look)
         monkeypatch.setattr(module, "accepting_session", self.session)
 
@@ -63,3 +63,24 @@ async def test_an_offer_of_a_pairing_that_ended_meanwhile_opens_nothing(monkeypa
     assert flood.made == []
     assert flood.said == []
     flood.links.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["ws://127.0.0.1:9", "ws://127.0.0.1:9/admin", "ws://169.254.169.254", "ws://10.9.9.9", "", "x"]
+)
+async def test_node_dials_no_address_of_its_own_network_for_a_backbone_elsewhere(monkeypatch, url):
+    said: list[Signal] = []
+    links = NodeLinks(
+        lambda link, event: None, lambda peer, epoch, signal: said.append(signal), "ws://9.9.9.9:1"
+    )
+
+    def connect(*_, **__):
+        raise AssertionError("dialled")
+
+    monkeypatch.setattr("backbone.lanes.direct.ClientSocket", connect)
+    links.signalled(SignalReceived(3, 1, Signal("dial", "link-0", {"key": "ab" * 32, "url": url})))
+    async with asyncio.timeout(5):
+        while not said:
+            await asyncio.sleep(0.01)
+    assert [(signal.kind, signal.data) for signal in said] == [("failed", {"reason": "not reached"})]
+    links.close()

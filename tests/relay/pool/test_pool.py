@@ -432,3 +432,13 @@ def test_kernel_that_changes_while_a_copy_settles_is_asked_again() -> None:
     pool.offer(2, "n1", replace(offer(), kernel="native", gb_per_s=9.0))
     pool.adopt(working, before)
     assert held(assigns(pool.settle())[2]) == held(assign)
+
+
+def test_backbone_learns_where_a_node_that_listens_was_seen_and_of_no_other() -> None:
+    for listen, seen in (("ws://9.9.9.9:9", "9.9.9.9"), (None, None)):
+        pool = Pool()
+        pool.register(1, "b1", register())
+        pool.offer(2, "n1", replace(offer(), listen=listen), "9.9.9.9")
+        pool.slices_ready(2, ready(assigns(pool.settle())[2]))
+        (node,) = peers(pool.settle())[1].nodes
+        assert node.seen == seen
