@@ -13,7 +13,7 @@ from typing import Literal
 from backbone.experts.deadlines import DeadlinePolicy
 from backbone.experts.standing import Offload
 from backbone.lanes.direct import ListenAt
-from relay.nat.paths import PathPolicy
+from relay.nat.evidence import PathPolicy
 from relay.wire.tensors import Grid
 
 

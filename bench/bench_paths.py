@@ -49,7 +49,7 @@ from table import Row, arguments, report, write_json  # noqa: E402
 
 from e2e.natlab.lab import RELAY, RELAY_2, SIDES, Lab, Leg, why_not  # noqa: E402
 from relay.doctor import INITIAL_WINDOW, RECEIVE_BYTES  # noqa: E402
-from relay.nat.paths import SIZES_KB  # noqa: E402
+from relay.nat.evidence import SIZES_KB  # noqa: E402
 
 NODE_PORT = 9000
 RTTS_MS, LOSSES_PCT, PEERS = (30.0, 80.0, 100.0), (0.0, 1.0), ("python", "chromium")

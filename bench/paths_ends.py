@@ -45,7 +45,7 @@ from backbone.model.random_model import Shape, make_random_moe  # noqa: E402
 from backbone.model.slices import LayerGrid, build_manifest, slice_hashes  # noqa: E402
 from backbone.node.keys import fresh_identity  # noqa: E402
 from backbone.node.socket import connected, tune  # noqa: E402
-from relay.nat.paths import RELAYED, SIZES_KB, PathPolicy  # noqa: E402
+from relay.nat.evidence import RELAYED, SIZES_KB, PathPolicy  # noqa: E402
 from relay.wire.fields import Fields  # noqa: E402
 from relay.wire.frames import HEADER_BYTES  # noqa: E402
 from relay.wire.manifest import Manifest  # noqa: E402

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from backbone.lanes.lane import LaneClosed
 from backbone.lanes.link import Link, opening_session
-from relay.nat.paths import RELAYED, SIZES_KB, Evidence, Open, PathBook, PathPolicy, Race, clear_race
+from relay.nat.evidence import LONGEST_PROBE_KB, RELAYED, SIZES_KB, Evidence, PathPolicy, clear_race
+from relay.nat.paths import Open, PathBook, Race
 from relay.wire.calls import Probe
 from relay.wire.close import CloseCode
 from relay.wire.frames import HEADER_BYTES
@@ -169,7 +170,8 @@ class LaneChooser:
     def send_dispatch(self, peer: int, call_id: int, epoch: int, deadline_ms: int, dispatch: Dispatch) -> int:
         lanes = self._peers.get(peer)
         link = None if lanes is None else lanes.in_use
-        if link is not None and lanes is not None and len(dispatch.x) <= LINK_MAX_BYTES:
+        small = len(dispatch.x) <= LINK_MAX_BYTES
+        if link is not None and lanes is not None and small and self._fits(lanes, len(dispatch.x)):
             try:
                 size_bytes = link.send_dispatch(call_id, deadline_ms, dispatch)
             except LaneClosed:
@@ -180,16 +182,20 @@ class LaneChooser:
                 self._flying[call_id] = flying
                 if self._watch is None:
                     self._watch = asyncio.get_running_loop().call_later(WATCH_S, self._look)
-                self._sizes[size_kb] += 1
+                self._sizes[min(size_kb, LONGEST_PROBE_KB)] += 1
                 return size_bytes
         size_bytes = self._relayed.send_dispatch(peer, call_id, epoch, deadline_ms, dispatch)
         size_kb = _size_kb(size_bytes)
-        self._sizes[size_kb] += 1
+        self._sizes[min(size_kb, LONGEST_PROBE_KB)] += 1
         if lanes is not None and self._openers:
             self._timed[call_id] = size_kb, self._clock()
             if len(self._timed) > MAX_TIMED:
                 del self._timed[next(iter(self._timed))]
         return size_bytes
+
+    def _fits(self, lanes: _Lanes, size_bytes: int) -> bool:
+        """Whether a call of this size takes the lane in use."""
+        return lanes.book.lane_of(_size_kb(size_bytes)) == lanes.book.current
 
     def send_cancel(self, peer: int, call_id: int, epoch: int) -> None:
         self._timed.pop(call_id, None)
@@ -346,6 +352,7 @@ class LaneChooser:
                 for kb in evidence
                 if book.evidence is not None
             },
+            "lane_of_long_calls": book.lane_of_long_calls,
             "open": [lane for lane, attempt in lanes.attempts.items() if attempt.link is not None],
             "calls": dict(lanes.calls),
         }
@@ -584,5 +591,5 @@ class LaneChooser:
 
 
 def _size_kb(size_bytes: int) -> int:
-    """Give the size class of a message."""
-    return next((kb for kb in SIZES_KB if size_bytes <= kb << 10), SIZES_KB[-1])
+    """Give the size class of a message; of one that is longer than any probe, its size."""
+    return next((kb for kb in SIZES_KB if size_bytes <= kb << 10), -(-size_bytes // 1024))

@@ -12,7 +12,7 @@ from backbone.lanes.openers import DIRECT, DirectOpener
 from backbone.lanes.webrtc import WEBRTC, WebRtcOpener, native
 from e2e.browser.tab import Tab, chromium
 from relay.config import Config
-from relay.nat.paths import RELAYED
+from relay.nat.evidence import RELAYED
 from relay.server import RelayServer
 from tests.fakes.linked import LinkedBackbone
 from tests.fakes.model import RandomModel

@@ -10,7 +10,7 @@ from backbone.experts.native import NativeKernel
 from backbone.lanes.chooser import LaneChooser, Opener
 from backbone.lanes.relayed import Answer, LaneHandlers, RelayedLane
 from backbone.node.client import ClientConfig, NodeClient
-from relay.nat.paths import PathPolicy
+from relay.nat.evidence import PathPolicy
 from relay.wire.messages import Hello, Peers, Register
 from relay.wire.sealing import SealPolicy
 from relay.wire.session import PartialReceived

@@ -1,13 +1,14 @@
 """When the chooser measures, and what it makes of calls: relay and link answer at once, the clock by hand."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 from backbone.lanes.chooser import REPORT_S, WARM_KB, Attempt, LaneChooser
 from backbone.lanes.link import Link
 from relay.forwarding.rates import MESSAGES
-from relay.nat.paths import PathPolicy
+from relay.nat.evidence import PathPolicy
 from relay.wire.calls import Probe
 from relay.wire.frames import HEADER_BYTES, FrameType
 from relay.wire.messages import Dispatch, PathReport, PeerNode, Peers, Signal
@@ -24,6 +25,7 @@ class Swarm:
         self.now = 100.0
         self.took_s = {"relayed": 0.08, "direct": 0.04}
         self.sent: list[tuple[str, int]] = []
+        self.carried: list[str] = []  # lanes of calls, in order
         self.reports: list[PathReport] = []
         policy = PathPolicy(probes=probes, retry_s=1e6, recheck_s=1e6)
         self.chooser = LaneChooser(
@@ -38,7 +40,11 @@ class Swarm:
         self._echo("relayed", call_id, probe)
 
     def send_dispatch(self, peer: int, call_id: int, epoch: int, deadline_ms: int, call: Dispatch) -> int:
-        return 12 << 10
+        return self._carry("relayed", call)
+
+    def _carry(self, lane: str, call: Dispatch) -> int:
+        self.carried.append(lane)
+        return max(12 << 10, len(call.x))
 
     def send_cancel(self, peer: int, call_id: int, epoch: int) -> None: ...
 
@@ -59,7 +65,7 @@ class Swarm:
                 session=SimpleNamespace(link=attempt.id),
                 ready=True,
                 send_probe=lambda call_id, probe: self._echo("direct", call_id, probe),
-                send_dispatch=lambda call_id, deadline_ms, call: 12 << 10,
+                send_dispatch=lambda call_id, deadline_ms, call: self._carry("direct", call),
                 close=lambda code, reason: None,
             ),
         )
@@ -141,4 +147,25 @@ async def test_reports_leave_no_faster_than_the_relay_takes_them() -> None:
     async with asyncio.timeout(5):
         while not swarm.reports:
             await asyncio.sleep(0.01)
+    await swarm.chooser.close()
+
+
+async def test_long_calls_leave_a_lane_that_is_slower_with_them_alone() -> None:
+    """A piece of a prompt takes 231 ms on the lane and 70 on the relay, whatever probes said."""
+    swarm = Swarm()
+    await swarm.joined()
+    piece = replace(dispatch(), x=bytes(300 << 10))
+    for call_id in range(1, 30):
+        swarm.chooser.send_dispatch(7, call_id, 3, 10_000, piece)
+        lane, answer = swarm.carried[-1], PartialReceived(7, call_id, 3, PARTIAL)
+        swarm.now += {"direct": 0.231, "relayed": 0.07}[lane]
+        if lane == "relayed":
+            swarm.chooser.answer_received(answer)
+        else:
+            assert swarm.link is not None
+            swarm.chooser.link_event(swarm.link, answer)
+    assert swarm.carried.count("direct") <= 2 and set(swarm.carried[4:]) == {"relayed"}
+    swarm.chooser.send_dispatch(7, 30, 3, 10_000, dispatch())
+    assert swarm.carried[-1] == "direct"
+    assert swarm.chooser.describe(7)["lane_of_long_calls"] == "relayed"
     await swarm.chooser.close()

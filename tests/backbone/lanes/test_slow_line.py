@@ -10,7 +10,7 @@ from backbone.experts.native import NativeKernel
 from backbone.node.client import ClientConfig, NodeClient
 from backbone.node.keys import fresh_identity
 from relay.config import Config
-from relay.nat.paths import RELAYED
+from relay.nat.evidence import RELAYED
 from relay.server import RelayServer
 from relay.wire.sealing import SealPolicy
 from tests.fakes.linked import LinkedBackbone, running_node

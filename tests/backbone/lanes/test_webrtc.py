@@ -18,7 +18,7 @@ from backbone.lanes.webrtc import (
 )
 from backbone.node.client import ClientConfig, NodeClient
 from relay.config import Config
-from relay.nat.paths import RELAYED
+from relay.nat.evidence import RELAYED
 from relay.server import RelayServer
 from relay.wire.calls import Probe
 from tests.fakes.linked import LinkedBackbone, running_node

@@ -1,17 +1,12 @@
 """The choice of a lane, with time and round trips by hand."""
 
+from collections.abc import Callable
+from random import Random
+
 import pytest
 
-from relay.nat.paths import (
-    RELAYED,
-    Evidence,
-    Open,
-    PathBook,
-    PathPolicy,
-    Race,
-    better_path,
-    clear_race,
-)
+from relay.nat.evidence import RELAYED, Evidence, PathPolicy, better_path, clear_race
+from relay.nat.paths import Open, PathBook, Race
 
 POLICY = PathPolicy(recheck_s=60.0)
 
@@ -304,3 +299,99 @@ def test_lane_that_stalls_now_and_then_loses_to_a_relay_that_is_faster_on_the_me
     relay = Evidence({12: [18.0] * 16})
     assert better_path(stalls, relay, PathPolicy()).better
     assert not better_path(relay, stalls, PathPolicy()).better
+
+
+def sent(book: PathBook, size_kb: int, cost_ms: dict[str, float], now: float, count: int = 1) -> list[str]:
+    """Send calls, each answered after what its lane costs for 100 KB."""
+    lanes = []
+    for _ in range(count):
+        lanes.append(lane := book.lane_of(size_kb))
+        book.called(lane, size_kb, cost_ms[lane] * size_kb / 100, now)
+    return lanes
+
+
+def test_long_calls_take_the_relay_where_it_carries_them_faster_and_short_ones_stay() -> None:
+    """Wins every race with 100 KB, and takes 231 ms for a piece where the relay takes 70."""
+    book = taken()
+    cost = {"direct": 231.0, RELAYED: 70.0}
+    first = sent(book, 300, cost, 1.0, 8)
+    assert sorted(first) == ["direct"] * 4 + [RELAYED] * 4, "both are measured, no longer than it is clear"
+    assert set(sent(book, 300, cost, 2.0, 50)) == {RELAYED} == {book.lane_of_long_calls}
+    assert book.lane_of(100) == book.lane_of(6) == book.current == "direct"
+
+
+def test_long_calls_of_other_sizes_are_compared_by_the_byte() -> None:
+    book = taken()
+    cost = {"direct": 40.0, RELAYED: 90.0}
+    for size_kb in (120, 400, 150, 300) * 4:
+        sent(book, size_kb, cost, 1.0)
+    assert book.lane_of_long_calls == "direct"
+
+
+def test_long_calls_are_measured_again_when_they_got_slower_or_after_a_while() -> None:
+    book = taken()
+    sent(book, 300, {"direct": 40.0, RELAYED: 90.0}, 1.0, 20)
+    assert book.lane_of_long_calls == "direct"
+    sent(book, 300, {"direct": 200.0, RELAYED: 90.0}, 5.0, 20)
+    assert book.lane_of_long_calls == "direct", "not within race_again_s"
+    sent(book, 300, {"direct": 200.0, RELAYED: 90.0}, 20.0, 30)
+    assert book.lane_of_long_calls == RELAYED
+    sent(book, 300, {"direct": 40.0, RELAYED: 90.0}, 21.0 + PathPolicy().recheck_s, 30)
+    assert book.lane_of_long_calls == "direct"
+
+
+def test_long_calls_take_the_relay_with_all_others_when_the_lane_is_lost() -> None:
+    book = taken()
+    sent(book, 300, {"direct": 40.0, RELAYED: 90.0}, 1.0, 20)
+    book.lost("direct", "gone", 2.0)
+    assert book.lane_of(300) == RELAYED
+
+
+def line(random: Random) -> Callable[[], float]:
+    """A lane whose behaviour does not change: a mean, jitter, perhaps stalls of 300 ms in 5 % of messages."""
+    mean_ms, jitter, stalls = random.uniform(15, 90), random.uniform(0, 0.5), random.random() < 0.5
+
+    def round_trip_ms() -> float:
+        stall_ms = 300.0 if stalls and random.random() < 0.05 else 0.0
+        return mean_ms * (1 + random.uniform(0, jitter)) + stall_ms
+
+    return round_trip_ms
+
+
+def switches_in_an_hour(seed: int) -> tuple[int, int]:
+    """Count changes of the lane of short and of long calls, ten calls a second, nothing ever changing."""
+    random = Random(seed)
+    lanes = {RELAYED: line(random), "direct": line(random)}
+    if seed % 3 == 0:
+        lanes["direct"] = lanes[RELAYED]  # the same: luck decides
+    book, short, long = PathBook(["direct"], PathPolicy(), 0.0), 0, 0
+    was, was_long = book.current, RELAYED
+    for tick in range(36_000):
+        now = tick / 10
+        for action in book.handle_timer(now):
+            if isinstance(action, Open):
+                book.opened(action.lane, now)
+                continue
+            race = action
+            measured = {name: Evidence() for name in (race.current, race.other)}
+            for _ in range(PathPolicy().probes):
+                for name, found in measured.items():
+                    found.add(12, lanes[name]())
+                if clear_race(*measured.values(), PathPolicy()):
+                    break
+            book.raced(race, *measured.values(), now)
+        size_kb = 300 if tick % 3 == 0 else 12
+        lane = book.lane_of(size_kb)
+        book.called(lane, size_kb, lanes[lane]() * (size_kb / 100 if size_kb > 100 else 1), now)
+        if book.current != was:
+            short, was = short + 1, book.current
+        if book.lane_of_long_calls and book.lane_of_long_calls != was_long:
+            long, was_long = long + 1, book.lane_of_long_calls
+    return short, long
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_lines_that_do_not_change_are_not_changed_all_the_time(seed: int) -> None:
+    short, long = switches_in_an_hour(seed)
+    most = 2 * 3600 / PathPolicy().recheck_s  # there and back each time it is looked at
+    assert short <= most and long <= most, (short, long)
