@@ -40,29 +40,29 @@ e2e: setup       ## real parts together: llama.cpp, relay, nodes, Chromium
 bench: bench-wire bench-floor bench-relay bench-kernel bench-llama-cpp  ## every table
 
 bench-kernel: setup
-	$(PY) bench/bench_kernel.py $(JSON_FLAG)
+	$(PY) bench/bench_kernel.py $(JSON_FLAG) $(ARGS)
 
 bench-relay: setup
-	$(PY) bench/bench_relay.py $(JSON_FLAG)
+	$(PY) bench/bench_relay.py $(JSON_FLAG) $(ARGS)
 
 bench-malice: setup  ## what a stranger does to another pair's round trips through the relay
 	$(PY) bench/bench_malice.py $(JSON_FLAG) $(ARGS)
 
 bench-wire: setup
-	$(PY) bench/bench_wire.py $(JSON_FLAG)
+	$(PY) bench/bench_wire.py $(JSON_FLAG) $(ARGS)
 	$(PY) bench/bench_seal.py
 
 bench-floor: setup
-	$(PY) bench/bench_floor.py $(JSON_FLAG)
+	$(PY) bench/bench_floor.py $(JSON_FLAG) $(ARGS)
 
 bench-llama-cpp: setup
-	$(PY) bench/bench_llama_cpp.py $(JSON_FLAG)
+	$(PY) bench/bench_llama_cpp.py $(JSON_FLAG) $(ARGS)
 
 bench-nat: setup  ## which pairs of NATs end direct, which relayed (Linux, root, nftables)
-	$(PY) bench/bench_nat.py $(JSON_FLAG)
+	$(PY) bench/bench_nat.py $(JSON_FLAG) $(ARGS)
 
 bench-paths: setup  ## message round trips over each lane (Linux, root, nftables)
-	$(PY) bench/bench_paths.py $(JSON_FLAG)
+	$(PY) bench/bench_paths.py $(JSON_FLAG) $(ARGS)
 
 bench-stragglers: setup  ## what slow nodes cost an answer (ARGS="--kinds thin --counts 1 4 --offload always")
 	$(PY) bench/bench_stragglers.py $(JSON_FLAG) $(ARGS)

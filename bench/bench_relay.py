@@ -4,7 +4,8 @@ Message round trips through the relay, beside a direct WebSocket echo in the sam
 Each part is a process of its own, as in a swarm: caller, relay, and the node that answers each dispatch with
 a partial of the same size. The baseline has no relay: the same caller, a server of the same kind that echoes.
 A relayed round trip crosses four sockets instead of two, so a ratio of 2 is what a relay that costs nothing
-beyond its sockets would show. Loopback: processing only, no propagation delay.
+beyond its sockets would show. Loopback: processing only, no propagation delay. What is longer than a piece
+travels in pieces, on both paths.
 """
 
 import asyncio
@@ -81,7 +82,6 @@ class Peer:
         self._opened = asyncio.get_running_loop().create_future()
         self._socket = ClientSocket(
             f"ws://127.0.0.1:{port}{path}",
-            MAX_FRAME_BYTES,
             on_open=lambda: self._opened.set_result(None),
             on_message=lambda data: self.on_frame(data if isinstance(data, bytes) else b""),
             on_closed=lambda code, reason: None,
