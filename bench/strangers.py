@@ -15,6 +15,7 @@ from itertools import count
 
 from relay.wire.frames import HEADER, MAGIC, VERSION, Frame, FrameType
 from relay.wire.messages import Failure, Hello, Offer, Pause
+from relay.wire.pieces import pieces
 
 UPGRADE = (
     b"GET /v1/session HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -36,9 +37,10 @@ def message(data: bytes) -> bytes:
 
 
 def raw(kind: FrameType, payload: bytes, *fields: int) -> bytes:
-    """A frame that our own encoder might refuse."""
+    """A frame that our own encoder might refuse, in the messages it travels in."""
     peer, call_id, epoch = fields or (0, 0, 0)
-    return message(HEADER.pack(MAGIC, VERSION, kind, 0, 0, len(payload), peer, call_id, epoch, 0) + payload)
+    frame = HEADER.pack(MAGIC, VERSION, kind, 0, 0, len(payload), peer, call_id, epoch, 0) + payload
+    return b"".join(map(message, pieces(frame)))
 
 
 def said(what: Hello | Offer | Pause) -> bytes:

@@ -86,7 +86,8 @@ class Connection:
     @property
     def held_bytes(self) -> int:
         """The memory this peer takes: what waits for it, and what it has not finished saying."""
-        return self.outbox.size_bytes + self._socket.unfinished_bytes + self._assembler.size_bytes
+        said = self._socket.unfinished_bytes + self._assembler.size_bytes + sum(map(len, self.backlog))
+        return self.outbox.size_bytes + said
 
     @property
     def ready(self) -> bool:

@@ -15,6 +15,7 @@ from relay.server import RelayServer
 from relay.wire.close import CloseCode
 from relay.wire.frames import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, Frame, FrameType
 from relay.wire.messages import Assign, Drain, Failure, Hello, Offer, Peers, Welcome
+from relay.wire.pieces import pieces
 from relay.wire.session import (
     CancelReceived,
     Closed,
@@ -127,6 +128,20 @@ def test_node_that_was_asked_nothing_sends_no_long_message() -> None:
             with contextlib.suppress(ConnectionClosed):
                 await node.socket.send(bytes(2 << 20))
             assert (await closed(node)).code == CloseCode.MESSAGE_TOO_BIG
+
+    run(test)
+
+
+def test_pieces_of_what_is_never_finished_count_as_memory() -> None:
+    async def test() -> None:
+        async with RelayServer(replace(CONFIG, memory_bytes=300_000)) as relay, Node(relay) as node:
+            offer = pieces(Frame(FrameType.OFFER, b" " * 500_000).encode())
+            with contextlib.suppress(ConnectionClosed):
+                for piece in offer[:-1]:
+                    await node.socket.send(piece)
+            end = await closed(node)
+            assert end.code == CloseCode.OVERLOADED
+            assert "memory" in end.reason
 
     run(test)
 
