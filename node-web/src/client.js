@@ -63,7 +63,7 @@ const NO_SEAL = { identity: null, why: 'sealing is switched off here' };
  * @property {number} failed
  * @property {number} tokens  rows of the layer that had most of them: each token passes each layer once
  * @property {boolean} paired  a backbone is there that may ask us
- * @property {number|null} sinceCallS  since the last call was computed
+ * @property {number|null} sinceCallS  since the last call of this pairing was answered
  * @property {number} layers
  * @property {number} experts
  * @property {number} wanted
@@ -129,6 +129,7 @@ export class NodeClient {
     this.lastFaultCode = '';
     /** @type {Map<number, number>} rows answered, by layer */
     this.rowsOf = new Map();
+    this.answeredAt = -Infinity; // the last call of this pairing
     this.bytesIn = 0; // of sessions that ended
     this.bytesOut = 0;
   }
@@ -194,7 +195,7 @@ export class NodeClient {
       failed: machine.counters.failed,
       tokens: Math.max(0, ...this.rowsOf.values()),
       paired: machine.assignment !== null && machine.assignment.peer !== 0,
-      sinceCallS: Number.isFinite(host.computedAt) ? this.clock() - host.computedAt : null,
+      sinceCallS: Number.isFinite(this.answeredAt) ? this.clock() - this.answeredAt : null,
       layers: ready.length,
       experts: ready.reduce((sum, experts) => sum + experts.length, 0),
       wanted: machine.wanted.size,
@@ -399,6 +400,7 @@ export class NodeClient {
     this.transport = null;
     this.passage = null;
     this.session = null;
+    this.answeredAt = -Infinity;
     this.sealing = new NodeSealing(this.options.seal ?? NO_SEAL);
   }
 
@@ -408,6 +410,7 @@ export class NodeClient {
     if (assign.peer === 0) {
       this.links.closeAll('the backbone left');
       this.callWays.clear();
+      this.answeredAt = -Infinity;
       sealing.assigned(assign, this.clock(), () => undefined);
       this.tell({ type: 'Unpaired' });
       return;
@@ -495,6 +498,7 @@ export class NodeClient {
 
   /** @param {import('./node.js').Call} call @param {import('./wire/calls.js').Partial} partial */
   reply(call, partial) {
+    this.answeredAt = this.clock();
     this.rowsOf.set(call.layer, (this.rowsOf.get(call.layer) ?? 0) + call.numTokens);
     const link = this.wayBack(call);
     if (link !== null) {
