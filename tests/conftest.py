@@ -1,8 +1,14 @@
-"""Asynchronous tests run on the event loop that relay, backbone and node run on."""
+"""For all tests: the event loop of relay, backbone and node; property tests that no busy machine fails."""
 
 import asyncio
 import sys
 from collections.abc import Callable, Mapping
+
+from hypothesis import HealthCheck, settings
+
+# How fast inputs are made says how busy a machine is: the first text in a fresh clone makes tables.
+settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("any machine")
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
