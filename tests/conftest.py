@@ -1,14 +1,23 @@
-"""For all tests: the event loop of relay, backbone and node; property tests that no busy machine fails."""
+"""For all tests: the event loop that relay, backbone and node run on; tables that property tests need."""
 
 import asyncio
 import sys
 from collections.abc import Callable, Mapping
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-# How fast inputs are made says how busy a machine is: the first text in a fresh clone makes tables.
-settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
-settings.load_profile("any machine")
+
+@pytest.fixture(scope="session", autouse=True)
+def unicode_tables() -> None:
+    """The first text in a fresh clone makes them, for seconds: no test shall be judged by that."""
+
+    @settings(max_examples=1, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.text())
+    def first_text(_: str) -> None: ...
+
+    first_text()
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
